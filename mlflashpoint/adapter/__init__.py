@@ -1,0 +1,1 @@
+"""How a framework's state becomes shards and back."""

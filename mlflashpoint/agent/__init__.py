@@ -1,0 +1,1 @@
+"""Which function of which framework is wrapped, and nothing else."""

@@ -1,0 +1,1 @@
+"""The subcommands that look at a store from outside a job."""

@@ -1,0 +1,123 @@
+"""One named exception per kind of failure; each carries what a person needs to act on it.
+
+This module imports nothing: it is used by the start-up path, by the core and by the replication alike.
+"""
+
+from __future__ import annotations
+
+
+class FlashpointError(Exception):
+    """Base of every error that mlflashpoint raises.
+
+    Args:
+        message: what happened, in one sentence without a full stop.
+        remedy: what the reader can do about it.
+        setting: environment variable at fault, for example ``MLFLASHPOINT_JOB_ID``.
+        value: the value that ``setting`` had.
+        rank: global rank that failed.
+        step: training step concerned.
+        path: file or directory concerned.
+
+    ``str(error)`` is one line and names all of the above that were given.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        remedy: str | None = None,
+        setting: str | None = None,
+        value: object = None,
+        rank: int | None = None,
+        step: int | None = None,
+        path: object = None,
+    ) -> None:
+        self.message = message
+        self.remedy = remedy
+        self.setting = setting
+        self.value = value
+        self.rank = rank
+        self.step = step
+        self.path = None if path is None else str(path)
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        parts = [self.message]
+        where = []
+        if self.setting is not None:
+            where.append(self.setting if self.value is None else f"{self.setting}={self.value!r}")
+        where += [
+            f"{name} {value}"
+            for name, value in (("rank", self.rank), ("step", self.step), ("path", self.path))
+            if value is not None
+        ]
+        if where:
+            parts.append(f" [{', '.join(where)}]")
+        if self.remedy:
+            parts.append(f"; remedy: {self.remedy}")
+        return " ".join("".join(parts).split())
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.message, dict(self.__dict__))
+
+
+def _rebuild(kind: type[FlashpointError], message: str, state: dict[str, object]) -> FlashpointError:
+    error = kind(message)
+    error.__dict__.update(state)
+    return error
+
+
+class SettingError(FlashpointError):
+    """A setting is unknown, malformed, or contradicts another one."""
+
+
+class RankUnknownError(SettingError):
+    """The process can't tell its rank or the world size; it is never taken for rank 0."""
+
+
+class ContainerError(FlashpointError):
+    """The base container can't be used: not tmpfs, not writable, or of an unsafe kind."""
+
+
+class ForeignContainerError(ContainerError):
+    """The base container belongs to another job or to another user."""
+
+
+class StoreFullError(ContainerError):
+    """The memory store has less room than the state needs; names need and have in bytes."""
+
+
+class StateTypeError(FlashpointError):
+    """A state holds an object of a type that is not plain data and not registered."""
+
+
+class StateMismatchError(FlashpointError):
+    """The stored state and the state to load into differ in names, shapes or dtypes."""
+
+
+class ShardFormatError(FlashpointError):
+    """A shard's commit record or index is malformed, too large, or of an unknown format version."""
+
+
+class ShardCorruptError(FlashpointError):
+    """A shard's bytes do not have the digest that its index records."""
+
+
+class NoVersionError(FlashpointError):
+    """No version can be recovered; ``message`` gives the reason for each that was looked at."""
+
+
+class TopologyMismatchError(FlashpointError):
+    """A version was saved by another world size or parallel layout and can't be resharded."""
+
+
+class DeadlineExceededError(FlashpointError):
+    """A wait reached its deadline; names whom it was waiting for."""
+
+
+class PeerError(FlashpointError):
+    """Another rank failed, is of another job or version, or went away."""
+
+
+class ReplicationError(PeerError):
+    """A replica could not be delivered, checked or fetched."""

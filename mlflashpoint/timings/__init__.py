@@ -1,0 +1,1 @@
+"""Checkpoint timings of training logs: parse, compare, report."""
