@@ -30,6 +30,8 @@ class ShardRecord:
         data_bytes: length of the used part of the data file in bytes.
         created_s: seconds since the epoch.
         resumed_from: step that this incarnation resumed from, -1 if it started from nothing.
+        run: random name of that start of the job, equal on all its ranks. Two starts that could not know of each
+            other (their nodes had none in common) may take the same incarnation number; their shards never mix.
     """
 
     job_id: str
@@ -44,6 +46,7 @@ class ShardRecord:
     data_bytes: int
     created_s: float
     resumed_from: int = -1
+    run: str = ""
     format_version: int = FORMAT_VERSION
 
     def to_json(self) -> bytes:
