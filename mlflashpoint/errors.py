@@ -71,6 +71,10 @@ class SettingError(FlashpointError):
     """A setting is unknown, malformed, or contradicts another one."""
 
 
+class CheckpointIdError(FlashpointError, ValueError):
+    """A path or name is no checkpoint id."""
+
+
 class RankUnknownError(SettingError):
     """The process can't tell its rank or the world size; it is never taken for rank 0."""
 

@@ -91,6 +91,18 @@ def _directory(name: str, value: str) -> Path:
     return Path(os.path.normpath(value))
 
 
+def check_name(what: str, value: str, *, setting: str | None = None) -> None:
+    """Raises SettingError unless ``value`` can be one path segment: no separator or control character in it."""
+    plain = value.isprintable() and not set(value) & set("/\\") and value == value.strip()
+    if not plain or not 0 < len(value) <= 200 or value[0] == "." or value[-1] == ".":
+        raise SettingError(
+            f"{what} is a plain name" + ("" if setting else f", not {value!r}"),
+            setting=setting,
+            value=value if setting else None,
+            remedy="use up to 200 letters, digits, - and _",
+        )
+
+
 @dataclass(frozen=True)
 class Knob:
     """One setting.
@@ -128,7 +140,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob("async", True, _flag, "finish a save in the background after staging"),
     Knob("replicas", 1, _integer(0), "copies on other failure domains; 0 turns replication off"),
     Knob("failure_domain", None, _text, "label of this node's failure domain; the host name by default"),
-    Knob("keep_versions", 2, _integer(1, 3), "complete versions kept"),
+    Knob("keep_versions", 2, _integer(1, 3), "complete versions kept between saves (a rank has 2 slots or more)"),
     Knob("bridge_enabled", True, _flag, "patch Megatron Bridge"),
     Knob("megatron_lm_enabled", True, _flag, "patch Megatron-LM's training loop"),
     Knob("lightning_enabled", True, _flag, "patch Lightning"),
@@ -173,10 +185,7 @@ def job_id_from(environ: Mapping[str, str]) -> tuple[str, str]:
         value = environ.get(variable, "").strip()
         if not value or (variable == "TORCHELASTIC_RUN_ID" and value == "none"):
             continue
-        if "/" in value or "\\" in value or "\0" in value or value.startswith(".") or len(value) > 200:
-            raise SettingError(
-                "a job id is a plain name", setting=variable, value=value, remedy="use letters, digits, - and _"
-            )
+        check_name("a job id", value, setting=variable)
         return value, variable
     raise SettingError(
         "no job id, and none is guessed",
@@ -190,7 +199,7 @@ class StoreConfig:
     """What the memory store of one job needs to know; every field is the setting of the same name.
 
     Raises:
-        SettingError: from ``from_env`` for a malformed setting or a missing job id.
+        SettingError: for a value out of range, and from ``from_env`` for a malformed setting or a missing job id.
     """
 
     job_id: str
@@ -205,6 +214,14 @@ class StoreConfig:
     strict: bool = False
     drain_dir: Path | None = None
     drain_budget_s: float = 25.0
+
+    def __post_init__(self) -> None:
+        check_name("a job id", self.job_id, setting="MLFLASHPOINT_JOB_ID")
+        object.__setattr__(
+            self, "base_container", _directory("MLFLASHPOINT_BASE_CONTAINER", os.fspath(self.base_container))
+        )
+        for name in ("replicas", "keep_versions", "busy_wait_s", "deadline_s", "drain_budget_s"):
+            BY_NAME[name].read({BY_NAME[name].variable: str(getattr(self, name))})
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> StoreConfig:

@@ -1,0 +1,250 @@
+"""The base container: the folder on each node in which one job's versions live, and the checks before it is used.
+
+``container.json`` gives it an identity: the job, the user, and a random node id that names this memory. The id is lost
+with the memory, so a replaced or rebooted node is another node, whatever its host name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mlflashpoint.core.record import FORMAT_VERSION
+from mlflashpoint.errors import ContainerError, ForeignContainerError, StoreFullError
+from mlflashpoint.settings import StoreConfig, check_name
+
+IDENTITY_FILE = "container.json"
+_SETTING = "MLFLASHPOINT_BASE_CONTAINER"
+_MAX_IDENTITY_BYTES = 64 << 10
+#: kinds of file system that are node-local memory
+MEMORY_KINDS = ("tmpfs", "ramfs")
+
+
+@dataclass(frozen=True)
+class Container:
+    """An opened base container.
+
+    Attributes:
+        path: absolute path of the folder.
+        job_id: the job that it belongs to.
+        uid: the user that it belongs to.
+        node: 128 random bits in hex, made once: the identity of this node's memory.
+    """
+
+    path: Path
+    job_id: str
+    uid: int
+    node: str
+
+    def group_dir(self, group: str) -> Path:
+        return self.path / group
+
+    def seat_dir(self, group: str, local_rank: int) -> Path:
+        """The folder of the seat, made if it is missing; raises ContainerError."""
+        seat = self.path / group / f"seat-{local_rank}"
+        for folder in (seat.parent, seat):
+            _make_folder(folder)
+        return seat
+
+
+def check_group(group: str) -> None:
+    """Raises SettingError unless ``group`` can name a folder in a container beside its other files."""
+    check_name("a group", group if not group.startswith("step-") and group != IDENTITY_FILE else "")
+
+
+def open_container(config: StoreConfig) -> Container:
+    """Check and open the job's base container, made if it is missing. Safe when several local ranks do so at once.
+
+    Raises:
+        ContainerError: not a folder of this user's, not on tmpfs, not writable, or holding other files.
+        ForeignContainerError: another job's or another user's.
+        StoreFullError: not even the identity file has room.
+    """
+    path = config.base_container
+    with _explained(path):
+        for folder in (*reversed(path.parents), path):
+            if not folder.exists():
+                folder.mkdir(mode=0o700, exist_ok=True)
+    _check_owner(path)
+    kind = filesystem_kind(path)
+    if kind not in MEMORY_KINDS and not config.allow_non_tmpfs:
+        raise ContainerError(
+            f"the base container is on {kind}, not on tmpfs",
+            setting=_SETTING,
+            value=str(path),
+            remedy="choose a folder on tmpfs, for example below /dev/shm, or set MLFLASHPOINT_ALLOW_NON_TMPFS=1",
+        )
+    identity = read_container(path)
+    if identity is None:
+        _check_empty(path)
+        identity = _write_identity(Container(path, config.job_id, os.getuid(), secrets.token_hex(16)))
+    if (identity.job_id, identity.uid) != (config.job_id, os.getuid()):
+        raise ForeignContainerError(
+            f"the base container belongs to job {identity.job_id!r} of user {identity.uid}, this is job "
+            f"{config.job_id!r} of user {os.getuid()}",
+            setting=_SETTING,
+            value=str(path),
+            remedy="give each job its own base container, or remove that one with 'mlflashpoint clean'",
+        )
+    with _explained(path):
+        if os.stat(path).st_mode & 0o077:
+            os.chmod(path, 0o700)
+        probe = path / f"{IDENTITY_FILE}.tmp-{secrets.token_hex(8)}"
+        os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        probe.unlink()
+    return identity
+
+
+def read_container(path: Path) -> Container | None:
+    """The container at ``path`` as its identity file says, None if it has none; makes nothing, checks no owner.
+
+    Raises:
+        ContainerError: the file can't be read, is malformed, or is of an unknown format version.
+    """
+    file = path / IDENTITY_FILE
+    try:
+        with open(file, "rb") as stream:
+            data = stream.read(_MAX_IDENTITY_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unusable(path, error) from error
+    try:
+        raw: Any = json.loads(data) if len(data) <= _MAX_IDENTITY_BYTES else None
+        kinds = {"format_version": int, "job_id": str, "uid": int, "node": str}
+        if not isinstance(raw, dict) or {name: type(value) for name, value in raw.items()} != kinds:
+            raise ValueError("not the fields of an identity file")
+    except (ValueError, RecursionError) as error:
+        raise ContainerError(
+            f"the identity file is malformed: {error}",
+            path=file,
+            remedy="remove the container with 'mlflashpoint clean'",
+        ) from None
+    if raw.pop("format_version") != FORMAT_VERSION:
+        raise ContainerError(
+            f"the container is not of format version {FORMAT_VERSION}",
+            path=file,
+            remedy="use the mlflashpoint release that made it, or remove it with 'mlflashpoint clean'",
+        )
+    return Container(path=path, **raw)
+
+
+def filesystem_kind(path: Path) -> str:
+    """Kind of file system that holds ``path`` (``tmpfs``, ``ext4``, ...), ``unknown`` if the kernel does not tell."""
+    device = os.stat(path).st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    with contextlib.suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
+        for line in mounts:
+            mount, _, source = line.partition(" - ")
+            if mount.split(" ")[2] == wanted:
+                return source.split(" ")[0]
+    return "unknown"
+
+
+def _check_owner(path: Path) -> None:
+    def refuse(kind: type[ContainerError], message: str, remedy: str) -> ContainerError:
+        return kind(message, setting=_SETTING, value=str(path), remedy=remedy)
+
+    with _explained(path):
+        status, above = os.lstat(path), os.stat(path.parent)
+    if stat.S_ISLNK(status.st_mode):
+        raise refuse(ContainerError, "the base container is a symbolic link", "give the folder that it points to")
+    if not stat.S_ISDIR(status.st_mode):
+        raise refuse(ContainerError, "the base container is not a folder", "give a folder, or one that does not exist")
+    own = "use a folder of your own, for example a new one below this"
+    if status.st_mode & stat.S_ISVTX:
+        raise refuse(ContainerError, "the base container is a folder that users share", own)
+    if status.st_uid != os.getuid():
+        raise refuse(ForeignContainerError, f"the base container belongs to user {status.st_uid}", own)
+    # Whoever may rename entries of the parent could put a folder of theirs in the container's place.
+    shared = above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX
+    if above.st_uid not in (0, os.getuid()) or (shared and above.st_uid != os.getuid()):
+        raise refuse(ContainerError, "other users may replace the base container in its parent folder", own)
+
+
+def _check_empty(path: Path) -> None:
+    with _explained(path):
+        strange = sorted(name for name in os.listdir(path) if not name.startswith(IDENTITY_FILE))
+    # Another rank of this job may have made the identity, and its seat, since we looked.
+    if strange and not (path / IDENTITY_FILE).exists():
+        raise ContainerError(
+            f"the folder holds other files ({strange[0]!r}) and is no memory container",
+            setting=_SETTING,
+            value=str(path),
+            remedy="give a new or empty folder",
+        )
+
+
+def _write_identity(container: Container) -> Container:
+    """Give the folder its identity unless another process was first; returns the one that holds."""
+    file = container.path / IDENTITY_FILE
+    temporary = file.with_name(f"{IDENTITY_FILE}.tmp-{secrets.token_hex(8)}")
+    raw = {**asdict(container), "format_version": FORMAT_VERSION}
+    del raw["path"]
+    with _explained(container.path):
+        write_file(temporary, json.dumps(raw, sort_keys=True).encode())
+        try:
+            # A link never replaces: exactly one of the ranks that try at once wins, and its file is whole.
+            os.link(temporary, file)
+        except FileExistsError:
+            pass
+        finally:
+            temporary.unlink()
+    found = read_container(container.path)
+    if found is None:
+        raise ContainerError("the container's identity file vanished", path=file, remedy="start the job again")
+    return found
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a small file of mode 0600 that does not exist yet; raises OSError."""
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "wb") as stream:
+        stream.write(data)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a small file of mode 0600 as a whole: readers see the old or the new content; raises OSError."""
+    temporary = path.with_name(f"{path.name}.tmp-{secrets.token_hex(8)}")
+    try:
+        write_file(temporary, data)
+        os.rename(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _make_folder(path: Path) -> None:
+    with _explained(path):
+        path.mkdir(mode=0o700, exist_ok=True)
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(path))
+
+
+def _unusable(path: Path, error: OSError) -> ContainerError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreFullError(
+            "the base container's file system is full", setting=_SETTING, value=str(path), remedy="free memory on it"
+        )
+    return ContainerError(
+        f"the base container can't be used: {error.strerror or error}",
+        setting=_SETTING,
+        value=str(path),
+        remedy="choose a folder that this user may create and write",
+    )
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _unusable(path, error) from error
