@@ -1,0 +1,132 @@
+"""The ledger: what all ranks hold to be true of each version of one incarnation, kept in the job's store.
+
+A version is *complete* or *failed* by one verdict, settled once for all ranks by compare-and-set. Counting commits
+alone would not do: a rank could give a version up at the moment when another sees the last commit arrive, and the two
+would then overwrite different versions. With a verdict the first one to arrive holds, and a rank that has not read it
+treats the version as open and overwrites nothing.
+
+Keys, per step: ``attempts`` and ``commits`` (counters of ranks), ``verdict``. A rank's background thread works one save
+after the other, so once every rank has begun a later save, an open version can never become complete any more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from mlflashpoint.core.channel import Channel, poll
+from mlflashpoint.core.deadline import Deadline
+from mlflashpoint.errors import PeerError
+
+#: how many saves back the keys of a settled step are kept
+_HISTORY = 32
+_MAX_REASON = 300
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a version: ``complete``, or failed for ``reason``."""
+
+    complete: bool
+    reason: str = ""
+
+
+class Ledger:
+    """One rank's view of the verdicts of one incarnation; used by one thread.
+
+    Args:
+        channel: talk under a prefix that only this incarnation of this group uses.
+        rank: this rank.
+        world_size: ranks that must commit.
+
+    Every method raises PeerError when the store can't be reached; the version is then open until it can.
+    """
+
+    def __init__(self, channel: Channel, *, rank: int, world_size: int) -> None:
+        self._channel = channel
+        self._rank = rank
+        self._world_size = world_size
+        self._verdicts: dict[int, Verdict] = {}
+        self._history: deque[int] = deque()
+
+    def attempt(self, step: int) -> None:
+        """Tell that this rank begins the save of ``step``, or will not take part in it."""
+        self._history.append(step)
+        self._channel.add(f"{step}/attempts")
+        if self._rank == 0:
+            self._forget_old()
+
+    def commit(self, step: int) -> Verdict | None:
+        """Tell, once per step, that this rank's shard is committed and replicated; returns the verdict if settled."""
+        if self._channel.add(f"{step}/commits") == self._world_size:
+            return self._settle(step, Verdict(complete=True))
+        return self.verdict(step)
+
+    def fail(self, step: int, reason: str) -> Verdict:
+        """Declare ``step`` failed; returns the verdict that holds, which may be the opposite if it came first."""
+        return self._settle(step, Verdict(complete=False, reason=f"rank {self._rank}: {reason}"[:_MAX_REASON]))
+
+    def verdict(self, step: int) -> Verdict | None:
+        """The verdict of ``step``, None while it is open."""
+        if step not in self._verdicts:
+            raw = self._channel.read(f"{step}/verdict")
+            if raw is None:
+                return None
+            self._verdicts[step] = _from_json(step, raw)
+        return self._verdicts[step]
+
+    def overtaken(self, step: int, by: int) -> bool:
+        """Whether every rank began the save of ``by``, a later one: ``step``, if open, can't become complete."""
+        return by > step and self._channel.add(f"{by}/attempts", 0) >= self._world_size
+
+    def _settle(self, step: int, proposal: Verdict) -> Verdict:
+        raw = self._channel.decide(f"{step}/verdict", [proposal.complete, proposal.reason])
+        return self._verdicts.setdefault(step, _from_json(step, raw))
+
+    def _forget_old(self) -> None:
+        """Delete the keys of old settled steps, but never the verdict of the newest complete one.
+
+        A rank that could not reach the store for long reads a deleted verdict as open. That is harmless for a failed
+        version and for one that a newer complete one has superseded, and fatal for the newest complete one.
+        """
+        newest = max((step for step, verdict in self._verdicts.items() if verdict.complete), default=-1)
+        for _ in range(len(self._history) - _HISTORY):
+            step = self._history.popleft()
+            verdict = self._verdicts.get(step)
+            if verdict is None or (verdict.complete and step >= newest):
+                continue
+            self._channel.delete(f"{step}/attempts", f"{step}/commits", f"{step}/verdict")
+            del self._verdicts[step]
+
+
+def agree(channel: Channel, ok: bool, *, rank: int, world_size: int, deadline: Deadline) -> tuple[bool, str]:
+    """Whether every rank says ``ok``: collective, one answer for all; ``channel``'s prefix is used for nothing else.
+
+    A rank that waits until the deadline votes the whole down, and whatever was settled first holds for everyone.
+
+    Returns:
+        the answer and, if it is no, the reason.
+
+    Raises:
+        PeerError: the store can't be reached.
+    """
+    if not ok:
+        raw = channel.decide("outcome", [False, f"rank {rank} said no"])
+    elif channel.add("yes") == world_size:
+        raw = channel.decide("outcome", [True, ""])
+    else:
+        raw = poll(lambda: channel.read("outcome"), deadline, world_size=world_size)
+        if raw is None:
+            missing = world_size - channel.add("yes", 0)
+            reason = f"{missing} of {world_size} ranks had not said yes after {deadline.seconds:g} s"
+            raw = channel.decide("outcome", [False, reason])
+    verdict = _from_json(-1, raw)
+    if channel.add("read") == world_size:
+        channel.delete("outcome", "yes", "read")
+    return verdict.complete, verdict.reason
+
+
+def _from_json(step: int, raw: object) -> Verdict:
+    if not isinstance(raw, list) or [type(item) for item in raw] != [bool, str]:
+        raise PeerError("a verdict in the job's store is malformed", step=step if step >= 0 else None)
+    return Verdict(*raw)
