@@ -1,0 +1,58 @@
+"""Names in other modules that were bound to a target before it was patched (``from a import f``)."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+
+def replace(
+    original: Any, replacement: Any, modules: Iterable[str] | None, undo: list[Callable[[], None]]
+) -> list[str]:
+    """Rebind module-level names from ``original`` to ``replacement``; returns them as ``module.name``.
+
+    Args:
+        original: what the names are bound to.
+        replacement: what they shall be bound to.
+        modules: names of the modules to look through; None for all that are imported.
+        undo: a function that binds each name back is appended here.
+    """
+    replaced = []
+    for module_name in list(sys.modules) if modules is None else modules:
+        if module_name == "mlflashpoint" or module_name.startswith("mlflashpoint."):
+            continue
+        module = sys.modules.get(module_name)
+        if not isinstance(module, types.ModuleType):
+            continue
+        # not vars(): a lazy module would load itself
+        namespace = object.__getattribute__(module, "__dict__")
+        for name, value in list(namespace.items()):
+            if value is original:
+                namespace[name] = replacement
+                undo.append(_back(namespace, name, original, replacement))
+                replaced.append(f"{module_name}.{name}")
+    return replaced
+
+
+def _back(namespace: dict[str, Any], name: str, original: Any, replacement: Any) -> Callable[[], None]:
+    def back() -> None:
+        if namespace.get(name) is replacement:
+            namespace[name] = original
+
+    return back
+
+
+def holders(original: Any) -> int:
+    """How many tuples, lists, dicts, sets and partials still refer to ``original``."""
+    kinds = (tuple, list, dict, set, frozenset, functools.partial)
+    found = (holder for holder in gc.get_referrers(original) if isinstance(holder, kinds))
+    return sum(not _is_ours(holder, original) for holder in found)
+
+
+def _is_ours(holder: Any, original: Any) -> bool:
+    # the wrapper's own __dict__ holds the original as __wrapped__
+    return isinstance(holder, dict) and holder.get("__wrapped__") is original
