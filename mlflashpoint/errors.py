@@ -99,6 +99,10 @@ class StateMismatchError(FlashpointError):
     """The stored state and the state to load into differ in names, shapes or dtypes."""
 
 
+class UnsupportedStrategyError(FlashpointError):
+    """A framework's training strategy keeps its state in a way that can't be stored per rank; names the strategy."""
+
+
 class ShardFormatError(FlashpointError):
     """A shard's commit record or index is malformed, too large, or of an unknown format version."""
 
