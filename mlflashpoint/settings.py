@@ -160,6 +160,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob("drain_budget_s", 25.0, _seconds, "longest time that a drain on SIGTERM may take"),
     Knob("busy_wait_s", 5.0, _seconds, "longest wait for a slot that is still needed, before the ranks skip a save"),
     Knob("deadline_s", 600.0, _seconds, "longest wait for anything"),
+    Knob("tune_memcpy", False, _flag, "mlflashpoint.run sets glibc's streaming-store threshold for the whole job"),
     Knob("log_level", "INFO", _log_level, "log level of the logger mlflashpoint"),
     Knob("strict", False, _flag, "raise instead of failing open (tests only)"),
 )
