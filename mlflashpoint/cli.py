@@ -41,6 +41,10 @@ def main(argv: list[str] | None = None) -> int:
     if arguments[0] not in COMMANDS:
         sys.stderr.write(f"mlflashpoint: unknown command {arguments[0]!r}; known are {', '.join(COMMANDS)}\n")
         return 2
+    # a command looks at a job from outside: the agent, if it came up here, stays out of it
+    agent = sys.modules.get("mlflashpoint.agent.start")
+    if agent is not None:
+        agent.stop()
     module = importlib.import_module(COMMANDS[arguments[0]][0])
     return int(module.main(arguments[1:]))
 

@@ -19,6 +19,7 @@ from mlflashpoint.agent import guard, log, names, policy, status, target
 from mlflashpoint.agent.patch import Handle, Patch, State
 
 _logger = logging.getLogger(__name__)
+_warned: set[str] = set()
 
 
 class Registry:
@@ -173,7 +174,9 @@ def _line(error: BaseException) -> str:
 def _announce(handle: Handle) -> None:
     visible = {State.FAILED: logging.ERROR, State.LATE: logging.WARNING, State.ACTIVE: logging.INFO}
     level = visible.get(handle.state, logging.DEBUG)
-    if handle.state is State.SKIPPED and not handle.expected:
+    if handle.state is State.SKIPPED and not handle.expected and handle.reason not in _warned:
+        # one line for all the patches that a bad setting or an untested version keeps out
+        _warned.add(handle.reason)
         level = logging.WARNING
     _logger.log(level, "mlflashpoint agent: patch %s is %s: %s", handle.patch.name, handle.state, handle.reason)
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _finder: Finder | None = None
+_starts = 0
 
 
 def start(frameworks: Sequence[tuple[str, tuple[str, ...], str]] = FRAMEWORKS) -> bool:
@@ -23,9 +24,10 @@ def start(frameworks: Sequence[tuple[str, tuple[str, ...], str]] = FRAMEWORKS) -
 
     Packages that were imported before are patched at once, and shown as late.
     """
-    global _finder
+    global _finder, _starts
     if _finder is not None:
         return False
+    _starts += 1
     packages: dict[str, list[str]] = {}
     for _, names, table in frameworks:
         for name in names:
@@ -55,6 +57,11 @@ def stop() -> None:
 def is_started() -> bool:
     """Whether the import hook is installed in this process."""
     return _finder is not None and _finder in sys.meta_path
+
+
+def has_started() -> bool:
+    """Whether it was ever installed, even if the process has taken it out since."""
+    return _starts > 0
 
 
 def _load(tables: Iterable[str], frameworks: Sequence[tuple[str, tuple[str, ...], str]]) -> None:
