@@ -1,0 +1,1 @@
+"""PyTorch's distributed checkpoint (DCP) on the memory store."""

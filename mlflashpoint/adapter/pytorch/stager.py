@@ -1,0 +1,126 @@
+"""Staging for ``dcp.async_save``: the state is copied into buffers that are made once and used again.
+
+DCP's default stager allocates a copy of the whole state at every save, and touching fresh pages costs several times
+what the copy itself does. Here a save whose state has the structure of the one before copies into the same memory.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.tensor import DTensor
+
+from mlflashpoint.adapter.pytorch.structure import Structure, rebuild
+
+#: sets of buffers that are kept: one being uploaded while the next save is staged
+_SETS = 2
+#: bytes; a cache line, and a multiple of every element size
+_ALIGN = 64
+_IMMUTABLE = (bool, int, float, complex, str, bytes, type(None))
+
+
+class ReusedStager:
+    """Copies a state to host memory; after ``stage`` returns the caller may change every tensor and object of it.
+
+    Has the methods of DCP's ``AsyncStager``. A state with tensors of a kind of their own (neither plain nor DTensor) is
+    left to DCP's blocking stager.
+    """
+
+    _synchronize_after_execute = False
+
+    def __init__(self) -> None:
+        self._sets: list[_Buffers] = []
+
+    @property
+    def should_synchronize_after_execute(self) -> bool:
+        return self._synchronize_after_execute
+
+    @torch.no_grad()
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """A copy of ``state_dict`` on the host."""
+        for buffers in self._sets:
+            leaves = None if buffers.busy else buffers.structure.match(state_dict)
+            if leaves is not None:
+                return buffers.fill(state_dict, leaves)
+        structure, leaves = Structure.of(state_dict)
+        if not structure.is_comparable or any(isinstance(x, torch.Tensor) and _local(x) is None for x in leaves):
+            return BlockingAsyncStager().stage(state_dict)
+        self._sets = [buffers for buffers in self._sets if buffers.busy][: _SETS - 1]
+        self._sets.append(_Buffers(structure, leaves))
+        return self._sets[-1].fill(state_dict, leaves)
+
+    def synchronize_staging(self) -> None:
+        """Nothing to wait for: ``stage`` returns when the copy is made."""
+
+    def close(self) -> None:
+        """Give the buffers back."""
+        self._sets.clear()
+
+
+class _Staged(dict[str, Any]):
+    """A staged state; once it is gone nobody reads its buffers any more."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Buffers:
+    """Host memory for states of one structure, one at a time."""
+
+    def __init__(self, structure: Structure, leaves: list[Any]) -> None:
+        self.structure = structure
+        self._user: weakref.ref[_Staged] | None = None
+        sources = {place: _local(leaf) for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+        nbytes = {
+            place: source.numel() * source.element_size() for place, source in sources.items() if source is not None
+        }
+        memory = torch.empty(
+            sum(map(_padded, nbytes.values())),
+            dtype=torch.uint8,
+            pin_memory=any(source is not None and source.is_cuda for source in sources.values()),
+        )
+        self._views: dict[int, torch.Tensor] = {}
+        self._tensors: dict[int, Any] = {}
+        offset = 0
+        for place, size in nbytes.items():
+            leaf = leaves[place]
+            source = _local(leaf)
+            view = memory[offset : offset + size].view(source.dtype).view(source.shape)  # type: ignore[union-attr]
+            offset += _padded(size)
+            self._views[place] = view
+            self._tensors[place] = view
+            if isinstance(leaf, DTensor):
+                self._tensors[place] = DTensor(view, leaf._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+    @property
+    def busy(self) -> bool:
+        return self._user is not None and self._user() is not None
+
+    def fill(self, state: dict[str, Any], leaves: list[Any]) -> dict[str, Any]:
+        sources = [_local(leaves[place]) for place in self._views]
+        if sources:
+            torch._foreach_copy_(list(self._views.values()), sources, non_blocking=True)  # type: ignore[arg-type]
+        if any(source is not None and source.is_cuda for source in sources):
+            torch.cuda.current_stream().synchronize()
+        tensors = self._tensors
+        staged = (tensors[p] if p in tensors else _snapshot(leaf) for p, leaf in enumerate(leaves))
+        result = _Staged(rebuild(state, staged))
+        self._user = weakref.ref(result)
+        return result
+
+
+def _local(leaf: torch.Tensor) -> torch.Tensor | None:
+    """The plain tensor that holds this rank's bytes, None if there is no single one."""
+    inner = leaf._local_tensor if type(leaf) is DTensor else leaf
+    return inner if type(inner) in (torch.Tensor, torch.nn.Parameter) and inner.layout is torch.strided else None
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN) * _ALIGN
+
+
+def _snapshot(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, _IMMUTABLE) else copy.deepcopy(leaf)
