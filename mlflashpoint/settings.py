@@ -225,28 +225,28 @@ class StoreConfig:
             BY_NAME[name].read({BY_NAME[name].variable: str(getattr(self, name))})
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None) -> StoreConfig:
+    def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> StoreConfig:
+        """Read the environment; ``overrides`` are fields of this class and go before it."""
         env = os.environ if environ is None else environ
-        job_id, _ = job_id_from(env)
-        base = BY_NAME["base_container"].read(env)
-        if base is None:
-            base = Path(f"/dev/shm/mlflashpoint-{os.getuid()}") / job_id
-        return cls(
-            job_id=job_id,
-            base_container=base,
-            async_save=BY_NAME["async"].read(env),
-            failure_domain=BY_NAME["failure_domain"].read(env) or socket.gethostname(),
-            **{
-                name: BY_NAME[name].read(env)
-                for name in (
-                    "allow_non_tmpfs",
-                    "replicas",
-                    "keep_versions",
-                    "busy_wait_s",
-                    "deadline_s",
-                    "strict",
-                    "drain_dir",
-                    "drain_budget_s",
-                )
-            },
-        )
+        values: dict[str, Any] = {
+            name: BY_NAME[name].read(env)
+            for name in (
+                "allow_non_tmpfs",
+                "replicas",
+                "keep_versions",
+                "busy_wait_s",
+                "deadline_s",
+                "strict",
+                "drain_dir",
+                "drain_budget_s",
+            )
+        }
+        values["async_save"] = BY_NAME["async"].read(env)
+        values["failure_domain"] = BY_NAME["failure_domain"].read(env) or socket.gethostname()
+        values["base_container"] = BY_NAME["base_container"].read(env)
+        values.update(overrides)
+        if "job_id" not in values:
+            values["job_id"] = job_id_from(env)[0]
+        if values["base_container"] is None:
+            values["base_container"] = Path(f"/dev/shm/mlflashpoint-{os.getuid()}") / values["job_id"]
+        return cls(**values)

@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
 from mlflashpoint.core.deadline import Deadline
 from mlflashpoint.errors import PeerError
+
+__all__ = ["Channel", "HashStore", "Store", "poll"]
 
 T = TypeVar("T")
 

@@ -136,8 +136,10 @@ def read_lineage(group_dir: Path) -> Lineage:
         ) from None
 
 
-def record_lineage(group_dir: Path, starts: Iterable[Incarnation]) -> Lineage:
-    """Add ``starts`` to what this node knows. Safe when several local ranks do so at once.
+def record_lineage(group_dir: Path, own: Incarnation, others: Lineage | None = None) -> Lineage:
+    """Add the present start, as it is ``own`` now, and what other nodes know of earlier ones to what this node knows.
+
+    Safe when several local ranks do so at once.
 
     Raises:
         ContainerError: it can't be written.
@@ -146,7 +148,10 @@ def record_lineage(group_dir: Path, starts: Iterable[Incarnation]) -> Lineage:
     try:
         with file_lock(group_dir / f"{LINEAGE_FILE}.lock", wait_s=_LOCK_WAIT_S):
             before = read_lineage(group_dir)
-            after = Lineage.of((*before.starts, *starts))
+            earlier = (*before.starts, *(others.starts if others else ()))
+            # A start may still correct itself, so its own last word replaces what was known of it.
+            kept = (start for start in earlier if (start.number, start.run) != (own.number, own.run))
+            after = Lineage.of((*kept, own))
             if after != before:
                 replace_file(group_dir / LINEAGE_FILE, json.dumps(after.to_json()).encode())
             return after

@@ -1,0 +1,79 @@
+"""What a runtime counts and logs: one line per save, each kind of failure once with its remedy, and numbers to poll."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from typing import Any
+
+from mlflashpoint.errors import FlashpointError
+
+log = logging.getLogger("mlflashpoint.core")
+
+Stats = dict[str, int | float | str]
+
+
+def as_flashpoint(error: BaseException, *, rank: int, step: int) -> FlashpointError:
+    """``error`` as one of ours that names rank and step; a foreign one becomes the cause of a FlashpointError."""
+    if isinstance(error, FlashpointError):
+        error.rank = rank if error.rank is None else error.rank
+        error.step = step if error.step is None else error.step
+        return error
+    wrapped = FlashpointError(
+        f"{type(error).__name__}: {error}", rank=rank, step=step, remedy="training goes on; please report this"
+    )
+    wrapped.__cause__ = error
+    return wrapped
+
+
+class Counters:
+    """Thread-safe numbers of one runtime."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: Stats = {
+            "saves_ok": 0,
+            "saves_failed": 0,
+            "saves_skipped": 0,
+            "versions_complete": 0,
+            "versions_failed": 0,
+            "bytes_staged": 0,
+            "bytes_outstanding": 0,
+            "blocking_s": 0.0,
+            "last_step": -1,
+            "last_committed_step": -1,
+            "last_complete_step": -1,
+            "last_error": "",
+        }
+        self._told: set[tuple[str, ...]] = set()
+
+    def add(self, name: str, amount: int | float = 1) -> None:
+        with self._lock:
+            self._values[name] += amount  # type: ignore[operator]
+
+    def put(self, name: str, value: int | float | str) -> None:
+        with self._lock:
+            self._values[name] = value
+
+    def raise_to(self, name: str, value: int) -> None:
+        with self._lock:
+            self._values[name] = max(int(self._values[name]), value)
+
+    def snapshot(self) -> Stats:
+        with self._lock:
+            return dict(self._values)
+
+    def failure(self, what: str, error: FlashpointError) -> None:
+        """Remember ``error``; log it in full the first time that its kind occurs, later at DEBUG."""
+        kind = (what, type(error).__name__, error.setting or "", str(error.path or ""))
+        with self._lock:
+            self._values["last_error"] = str(error)
+            first = kind not in self._told
+            self._told.add(kind)
+        log.log(logging.WARNING if first else logging.DEBUG, "%s: %s", what, error, exc_info=error.__cause__)
+
+
+def log_record(level: int, kind: str, fields: dict[str, Any]) -> None:
+    """Log ``mlflashpoint <kind> {json}`` on one line, the form that ``mlflashpoint timings parse`` reads."""
+    log.log(level, "mlflashpoint %s %s", kind, json.dumps(fields, sort_keys=True))

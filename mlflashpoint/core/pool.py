@@ -1,0 +1,137 @@
+"""The slots of one seat and what is known of each: shared by the training thread, which takes one, and the worker."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from mlflashpoint.core.plan import VersionKey
+from mlflashpoint.core.record import ShardRecord
+from mlflashpoint.core.rotation import Tenant, Version, choose_slot
+
+
+class SlotPool:
+    """Thread-safe book of slots; decides by ``rotation`` and touches no file."""
+
+    def __init__(self) -> None:
+        self._tenants: list[Tenant] = []
+        self._newest: Version | None = None
+        self._complete: set[Version] = set()
+        self._rollbacks: list[int] = []
+        self._changed = threading.Condition()
+
+    def adopt(self, records: Sequence[ShardRecord | None], keep: VersionKey | None) -> None:
+        """Take over what the predecessor left in the slots.
+
+        Of its versions only ``keep`` counts, the newest complete one: all others are older, incomplete for good, or
+        abandoned.
+        """
+        with self._changed:
+            self._newest = None if keep is None else Version(keep.incarnation, keep.step)
+            self._complete = set() if self._newest is None else {self._newest}
+            self._tenants = []
+            for record in records:
+                if record is None:
+                    self._tenants.append(Tenant())
+                else:
+                    kept = keep is not None and (record.run, record.incarnation, record.step) == (
+                        keep.run,
+                        keep.incarnation,
+                        keep.step,
+                    )
+                    self._tenants.append(Tenant(Version(record.incarnation, record.step), failed=not kept))
+            self._changed.notify_all()
+
+    def rebase(self, keep: VersionKey | None) -> None:
+        """The ranks found together that ``keep`` is the newest complete version: none above it counts any more."""
+        with self._changed:
+            newest = None if keep is None else Version(keep.incarnation, keep.step)
+            self._give_up(lambda version: version in self._complete and (newest is None or version > newest))
+            self._newest = newest
+            self._complete = set() if newest is None else {newest}
+
+    def roll_back(self, step: int) -> None:
+        """Training goes back to ``step``, which ends an epoch: nothing above it counts any more."""
+        with self._changed:
+            self._rollbacks.append(step)
+            self._give_up(lambda version: version.step > step)
+            self._complete = {version for version in self._complete if version.step <= step}
+            held = {tenant.version for tenant in self._tenants}
+            self._newest = max((version for version in self._complete if version in held), default=None)
+
+    def take(self, wait_s: float, hopeless: Callable[[], bool] = lambda: False) -> int | None:
+        """Index of a slot that may be overwritten now, marked busy; None if there is none after ``wait_s`` seconds.
+
+        ``hopeless`` tells that it is no use to wait any longer.
+        """
+        give_up = time.monotonic() + wait_s
+        with self._changed:
+            while True:
+                index = choose_slot(self._tenants, self._newest)
+                if index is not None:
+                    self._tenants[index] = Tenant(busy=True)
+                    return index
+                left = give_up - time.monotonic()
+                if left <= 0 or hopeless():
+                    return None
+                self._changed.wait(left)
+
+    def available(self) -> bool:
+        """Whether ``take`` would return at once."""
+        with self._changed:
+            return choose_slot(self._tenants, self._newest) is not None
+
+    def stored(self, index: int, version: Version, *, epoch: int) -> None:
+        """The slot now holds this rank's committed shard of ``version``, whose verdict is open.
+
+        ``epoch`` is the number of rollbacks before the save began: later ones may have abandoned the version meanwhile.
+        """
+        with self._changed:
+            abandoned = any(version.step > step for step in self._rollbacks[epoch:])
+            self._tenants[index] = Tenant(version, failed=abandoned)
+            self._changed.notify_all()
+
+    def freed(self, index: int) -> None:
+        """The slot holds nothing."""
+        with self._changed:
+            self._tenants[index] = Tenant()
+            self._changed.notify_all()
+
+    def settle(self, version: Version, *, complete: bool) -> None:
+        """The verdict of ``version`` is known, which is final."""
+        with self._changed:
+            # A version that a rollback abandoned after it was looked up stays abandoned.
+            if complete and any(tenant.version == version and not tenant.failed for tenant in self._tenants):
+                self._complete.add(version)
+                self._newest = version if self._newest is None else max(self._newest, version)
+            elif not complete:
+                self._give_up(lambda held: held == version)
+            self._changed.notify_all()
+
+    def notify(self) -> None:
+        """Make a waiting ``take`` look again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def open_versions(self) -> list[Version]:
+        """Versions held here that may become, or be, complete, without our knowing."""
+        with self._changed:
+            return [
+                tenant.version
+                for tenant in self._tenants
+                if tenant.version is not None
+                and not tenant.failed
+                and tenant.version not in self._complete
+                and (self._newest is None or tenant.version > self._newest)
+            ]
+
+    @property
+    def newest_complete(self) -> Version | None:
+        return self._newest
+
+    def _give_up(self, which: Callable[[Version], bool]) -> None:
+        for index, tenant in enumerate(self._tenants):
+            if tenant.version is not None and which(tenant.version):
+                self._tenants[index] = dataclasses.replace(tenant, failed=True)

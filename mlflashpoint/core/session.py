@@ -1,0 +1,194 @@
+"""A session: this process's place in the store for one start of the job, from opening the container to its number.
+
+Opening is local and starts no thread. What needs the other ranks is done where it may wait: inside a collective call
+with its deadline, or in the background.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+import torch.distributed as dist
+
+from mlflashpoint.core.channel import Channel, HashStore, Store
+from mlflashpoint.core.container import Container, check_group, open_container
+from mlflashpoint.core.incarnation import Incarnation, Lineage, read_lineage, record_lineage
+from mlflashpoint.core.manifest import seats_of
+from mlflashpoint.core.ranks import Ranks
+from mlflashpoint.core.roster import Joined, Member, Room, join
+from mlflashpoint.core.seat import SeatLock
+from mlflashpoint.errors import ContainerError, FlashpointError, PeerError
+from mlflashpoint.settings import StoreConfig
+
+log = logging.getLogger("mlflashpoint.core")
+
+#: a predecessor that was killed may take a moment to be gone
+_SEAT_WAIT_S = 10.0
+
+
+class Session:
+    """One process's place in one group.
+
+    Args:
+        config: the settings.
+        ranks: who this process is.
+        group: name of the set of ranks that save together.
+        store: the job's store; None takes that of torch.distributed when it is needed.
+
+    A container or seat that can't be used is no exception but ``problem``: the rank still has to talk to the others.
+
+    Raises:
+        SettingError: the group's name can't be used.
+    """
+
+    def __init__(self, config: StoreConfig, ranks: Ranks, group: str, store: Store | None) -> None:
+        check_group(group)
+        self.config = config
+        self.ranks = ranks
+        self.group = group
+        self.problem: FlashpointError | None = None
+        self._given_store = store
+        self._channels: dict[str, Channel] = {}
+        self._lock = threading.Lock()
+        self._joined: Joined | None = None
+        #: steps that training went on from: at the start, and after each rollback within this process
+        self.resumed_from: list[int | None] = [None]
+        self._container: Container | None = None
+        self._seat: Path | None = None
+        self._seat_lock: SeatLock | None = None
+        try:
+            self._container = open_container(config)
+            self._seat = self._container.seat_dir(group, ranks.local_rank)
+            self._seat_lock = SeatLock(self._seat, wait_s=min(_SEAT_WAIT_S, config.deadline_s))
+        except FlashpointError as error:
+            error.rank = ranks.rank
+            self.problem = error
+        except OSError as error:
+            self.problem = ContainerError(f"the container can't be opened: {error}", rank=ranks.rank)
+
+    @property
+    def container(self) -> Container:
+        """Raises the problem if there is one."""
+        if self._container is None or self.problem is not None:
+            raise self.problem or ContainerError("the container is closed")
+        return self._container
+
+    @property
+    def seat(self) -> Path:
+        """The folder of this rank; raises the problem if there is one."""
+        if self._seat is None or self.problem is not None:
+            raise self.problem or ContainerError("the container is closed")
+        return self._seat
+
+    @property
+    def epoch(self) -> int:
+        """Number of rollbacks within this process."""
+        return len(self.resumed_from) - 1
+
+    def channel(self, role: str) -> Channel:
+        """The group's channel for one role, a connection of its own: roles never wait for each other's calls.
+
+        Raises:
+            PeerError: there is no store to talk through.
+        """
+        found = self._channels.get(role)
+        if found is None:
+            found = self._channels[role] = Channel(self._store(), f"mlflashpoint/{self.group}")
+        return found
+
+    def drop_channel(self, role: str) -> None:
+        """Give up a connection on which a call may hang; the next use of the role makes a new one."""
+        self._channels.pop(role, None)
+
+    def joined(self, role: str) -> Joined:
+        """Join the roster unless that has happened; collective at first, and may wait until the deadline.
+
+        Raises:
+            DeadlineExceededError: some ranks did not come; names them.
+            PeerError: the job's store can't be reached.
+        """
+        with self._lock:
+            if self._joined is None:
+                channel = self.channel(role)
+                # Counting our own arrivals keeps a second try, or a second start in one store, apart from the first.
+                generation = channel.add(f"generation/{self.ranks.rank}")
+                room = self.room(channel.under(f"start-{generation}"))
+                lineage = self._lineage()
+                node = "" if self._container is None else self._container.node
+                me = Member(
+                    rank=self.ranks.rank,
+                    seat=self.ranks.local_rank,
+                    node=node if self.problem is None else "",
+                    domain=self.config.failure_domain,
+                    seen=self._seen(lineage),
+                    problem=None if self.problem is None else str(self.problem),
+                )
+                self._joined = join(room, me, lineage)
+                self.remember()
+            return self._joined
+
+    def room(self, channel: Channel) -> Room:
+        return Room(channel, rank=self.ranks.rank, world_size=self.ranks.world_size, deadline_s=self.config.deadline_s)
+
+    def incarnation(self, epoch: int) -> Incarnation:
+        """The present start as it is in the given epoch; raises PeerError before ``joined``."""
+        if self._joined is None:
+            raise PeerError("this start has no number yet", rank=self.ranks.rank)
+        current = self._joined.start
+        for index, step in enumerate(self.resumed_from[: epoch + 1]):
+            if index:
+                current = current.rolled_back(-1)
+            current = current.resumed(step) if step is not None else current
+        return current
+
+    def remember(self, others: Lineage | None = None) -> None:
+        """Write what is known of this start, and of others, into the node's container, if there is anything to write.
+
+        A failure is logged only: every commit record tells the same.
+        """
+        if self._joined is None or self.problem is not None:
+            return
+        try:
+            for epoch in range(self.epoch + 1):
+                record_lineage(self.container.group_dir(self.group), self.incarnation(epoch), others)
+        except FlashpointError as error:
+            log.warning("which versions this start abandons could not be recorded: %s", error)
+
+    def close(self) -> None:
+        if self._seat_lock is not None:
+            self._seat_lock.release()
+        self._channels.clear()
+
+    def _store(self) -> Store:
+        if self.ranks.world_size == 1 and self._given_store is None:
+            self._given_store = HashStore()
+        if self._given_store is not None:
+            return self._given_store
+        if dist.is_available() and dist.is_initialized():
+            return dist.distributed_c10d._get_default_store()
+        raise PeerError(
+            "several ranks and no store to talk through",
+            rank=self.ranks.rank,
+            remedy="initialise torch.distributed before the first save or resume, or pass its store",
+        )
+
+    def _lineage(self) -> Lineage:
+        if self.problem is not None:
+            return Lineage()
+        try:
+            return read_lineage(self.container.group_dir(self.group))
+        except FlashpointError as error:
+            log.warning("the lineage on this node is left out: %s", error)
+            return Lineage()
+
+    def _seen(self, lineage: Lineage) -> int:
+        """Highest incarnation number that the node's lineage, or a commit record on it, names."""
+        from mlflashpoint.core.arena import scan_seat
+
+        if self.problem is not None:
+            return 0
+        seats = seats_of(self.container.group_dir(self.group)).values()
+        numbers = (slot.record.incarnation for seat in seats for slot in scan_seat(seat) if slot.record is not None)
+        return max(numbers, default=lineage.newest)

@@ -1,0 +1,78 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mlflashpoint.core.seat import SeatLock, file_lock, live_owner
+from mlflashpoint.errors import ContainerError
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from mlflashpoint.core.seat import SeatLock
+lock = SeatLock(Path(sys.argv[1]), wait_s=5)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait(10)
+
+
+def test_a_seat_of_a_live_process_is_refused_and_its_owner_named(tmp_path, holder):
+    assert live_owner(tmp_path) == holder.pid
+    with pytest.raises(ContainerError, match=f"pid {holder.pid}"):
+        SeatLock(tmp_path, wait_s=0.1)
+
+
+def test_a_killed_owner_leaves_the_seat_free(tmp_path, holder):
+    holder.send_signal(signal.SIGKILL)
+    lock = SeatLock(tmp_path, wait_s=10)
+    assert live_owner(tmp_path) == os.getpid()
+    lock.release()
+    assert live_owner(tmp_path) is None
+
+
+def test_a_seat_nobody_ever_took_has_no_owner(tmp_path):
+    assert live_owner(tmp_path) is None
+
+
+def test_a_forked_child_does_not_keep_the_seat(tmp_path):
+    lock = SeatLock(tmp_path, wait_s=1)
+    ready, release = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(ready[1], b"x")
+        os.read(release[0], 1)
+        os._exit(0)
+    try:
+        os.read(ready[0], 1)
+        lock.release()
+        assert live_owner(tmp_path) is None
+    finally:
+        os.write(release[1], b"x")
+        os.waitpid(child, 0)
+
+
+def test_two_owners_in_one_process_exclude_each_other(tmp_path):
+    lock = SeatLock(tmp_path, wait_s=1)
+    with pytest.raises(ContainerError):
+        SeatLock(tmp_path, wait_s=0.05)
+    lock.release()
+    SeatLock(tmp_path, wait_s=1).release()
+
+
+def test_a_lock_that_is_never_released_is_given_up_at_the_deadline(tmp_path):
+    started = time.monotonic()
+    with file_lock(tmp_path / "x", wait_s=1), pytest.raises(TimeoutError), file_lock(tmp_path / "x", wait_s=0.2):
+        pass
+    assert time.monotonic() - started < 30
