@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextvars
 import inspect
 import threading
+import types
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
@@ -206,13 +207,20 @@ def _report(reporter: Reporter, call: Call, fault: Exception | None) -> None:
 def fail_open_class(original: type, replacement: type, reporter: Reporter) -> type:
     """A class that makes a ``replacement``, or an ``original`` when making that one fails.
 
-    It carries the original's name, and instances of both count as its instances.
+    It carries the original's name, and instances of both count as its instances. A class of the job's that inherits
+    from it inherits from the original.
     """
     meta = type(replacement)
+    made: list[type] = []
+
+    def new(mcls: type[type], name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> type:
+        if made:
+            bases = tuple(original if base is made[0] else base for base in bases)
+            return types.new_class(name, bases, options, lambda body: body.update(namespace))
+        made.append(meta.__new__(mcls, name, bases, namespace))
+        return made[0]
 
     def make(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if cls is not stand_in:
-            return meta.__call__(cls, *args, **kwargs)
         if not reporter.enabled:
             return original(*args, **kwargs)
         try:
@@ -224,16 +232,12 @@ def fail_open_class(original: type, replacement: type, reporter: Reporter) -> ty
         return original(*args, **kwargs)
 
     def is_instance(cls: type, instance: Any) -> bool:
-        return meta.__instancecheck__(cls, instance) or (
-            cls is stand_in and isinstance(instance, (original, replacement))
-        )
+        return isinstance(instance, (original, replacement))
 
     def is_subclass(cls: type, other: type) -> bool:
-        return meta.__subclasscheck__(cls, other) or (cls is stand_in and issubclass(other, (original, replacement)))
+        return other is cls or issubclass(other, (original, replacement))
 
-    stand_in_meta = type(
-        meta.__name__, (meta,), {"__call__": make, "__instancecheck__": is_instance, "__subclasscheck__": is_subclass}
-    )
+    behaviour = {"__new__": new, "__call__": make, "__instancecheck__": is_instance, "__subclasscheck__": is_subclass}
     namespace = {name: getattr(original, name) for name in ("__module__", "__qualname__", "__doc__")}
-    stand_in: type = stand_in_meta(original.__name__, (replacement,), namespace)
+    stand_in: type = type(meta.__name__, (meta,), behaviour)(original.__name__, (replacement,), namespace)
     return stand_in
