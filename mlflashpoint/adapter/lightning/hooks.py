@@ -1,0 +1,164 @@
+"""What the agent's patches of Lightning do. Each takes ``(call, instance, args, kwargs)``, see ``agent.guard``.
+
+A fit is bracketed by ``Trainer._run``; in between, the recorder callback saves and ``resume_start``, which Lightning
+calls exactly once per run and on every rank with the process group up, chooses what to go on from.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mlflashpoint.adapter.lightning import recorder
+from mlflashpoint.adapter.lightning.cadence import Cadence
+from mlflashpoint.adapter.lightning.durable import checkpoint_step, stopped_by_time
+from mlflashpoint.adapter.lightning.kinds import diverted, kind_of
+from mlflashpoint.adapter.lightning.packages import is_fitting
+from mlflashpoint.adapter.lightning.session import FitSession
+from mlflashpoint.adapter.lightning.store import base_of, store_opener
+from mlflashpoint.errors import FlashpointError, UnsupportedStrategyError
+from mlflashpoint.settings import BY_NAME, StoreConfig
+
+_log = logging.getLogger(__name__)
+
+_Arguments = tuple[Any, ...]
+
+#: the session of each Trainer that is fitting, whoever made it: the agent, or the recipe through the library form
+_sessions: weakref.WeakKeyDictionary[Any, FitSession] = weakref.WeakKeyDictionary()
+_fits = 0
+
+
+def session_of(trainer: Any) -> FitSession | None:
+    """The session of a Trainer, None if nobody made one."""
+    return _sessions.get(trainer)
+
+
+def adopt(trainer: Any, session: FitSession) -> None:
+    """Make ``session`` the Trainer's: the library form does so, and the agent then makes none of its own."""
+    _sessions[trainer] = session
+
+
+def run(call: Any, trainer: Any, args: _Arguments, kwargs: Mapping[str, Any]) -> Any:
+    """Around ``Trainer._run``."""
+    session = _begin(trainer)
+    if session is None:
+        return call()
+    success = False
+    try:
+        result = call()
+        success = not stopped_by_time(trainer)
+        if not success:
+            _log.info("max_time stopped the training: the memory versions are kept")
+        return result
+    finally:
+        recorder.detach(trainer)
+        _sessions.pop(trainer, None)
+        session.finish(success=success)
+
+
+def callbacks_attached(result: Any, connector: Any, args: _Arguments, kwargs: Mapping[str, Any]) -> None:
+    """After ``_CallbackConnector._attach_model_callbacks``, which puts ModelCheckpoint last."""
+    session = _sessions.get(connector.trainer)
+    if session is not None and is_fitting(connector.trainer):
+        recorder.attach(connector.trainer, session)
+
+
+def resume_start(call: Any, connector: Any, args: _Arguments, kwargs: Mapping[str, Any]) -> Any:
+    """Around ``_CheckpointConnector.resume_start(checkpoint_path, ...)``: the newer of memory and durable wins."""
+    trainer = connector.trainer
+    session = _sessions.get(trainer)
+    if session is None or not is_fitting(trainer):
+        return call()
+    path, *rest = args or (kwargs.get("checkpoint_path"),)
+    others = {name: value for name, value in kwargs.items() if name != "checkpoint_path"}
+    try:
+        step, read = _durable(session, trainer.strategy, path, rest, others)
+        found = session.find(trainer, step, path)
+    except FlashpointError as error:
+        session.abandon(error)
+        return call()
+    if found is not None:
+        with session.serving(trainer, found):
+            result = call.using(found.path, *rest, **others)
+    elif read is not None:
+        with diverted(trainer.strategy, load_checkpoint=lambda *_, **__: read):
+            result = call()
+    else:
+        result = call()
+    session.resumed(int(connector._loaded_checkpoint.get("global_step", 0)))
+    return result
+
+
+def save_checkpoint(call: Any, trainer: Any, args: _Arguments, kwargs: Mapping[str, Any]) -> Any:
+    """Around ``Trainer.save_checkpoint(filepath, weights_only, storage_options)``: every save that a recipe makes."""
+    began = time.perf_counter()
+    result = call()
+    elapsed_ms = (time.perf_counter() - began) * 1e3
+    given = dict(zip(("filepath", "weights_only", "storage_options"), args, strict=False)) | dict(kwargs)
+    # NVRx's local checkpoints come without a path
+    kind = "non_persistent" if given.get("filepath") is None else "durable"
+    step = trainer.global_step
+    line = {"blocking_ms": round(elapsed_ms, 3), "kind": kind, "rank": trainer.global_rank, "step": step}
+    _log.info("mlflashpoint observe %s", json.dumps(line, sort_keys=True))
+    session = _sessions.get(trainer)
+    if session is not None and kind == "durable" and not given.get("weights_only"):
+        session.saved_durably(step)
+    return result
+
+
+def _begin(trainer: Any) -> FitSession | None:
+    """The session of the fit that starts now; None if there is none to make, with the reason in the log."""
+    global _fits
+    if not is_fitting(trainer) or trainer in _sessions:
+        return None
+    _fits += 1
+    every = BY_NAME["save_every_n_steps"].read(os.environ)
+    if every is None:
+        _log.info("MLFLASHPOINT_SAVE_EVERY_N_STEPS is unset: nothing is saved to memory")
+        return None
+    try:
+        kind = kind_of(trainer)
+    except UnsupportedStrategyError as error:
+        _log.error("no memory checkpoints for this fit: %s", error)
+        return None
+    if any(name.__module__.startswith("nemo.") for name in type(trainer.strategy).__mro__) and not _on("nemo_enabled"):
+        _log.info("MLFLASHPOINT_NEMO_ENABLED=0: nothing is saved to memory")
+        return None
+    config = StoreConfig.from_env()
+    # Which fit of the process this is: the same command makes the same fits in the same order after a restart.
+    group = "lightning" if _fits == 1 else f"lightning-{_fits}"
+    session = FitSession(
+        kind,
+        Cadence(every),
+        store_opener(trainer, config, group),
+        base=base_of(config),
+        skip_durable=_on("skip_durable_steps"),
+        keep_on_success=_on("keep_on_success"),
+        strict=config.strict,
+    )
+    _sessions[trainer] = session
+    return session
+
+
+def _on(setting: str) -> bool:
+    return bool(BY_NAME[setting].read(os.environ))
+
+
+def _durable(
+    session: FitSession, strategy: Any, path: object, rest: list[Any], others: Mapping[str, Any]
+) -> tuple[int | None, Mapping[str, Any] | None]:
+    """Step of the recipe's checkpoint and, if only reading it tells the step, what was read. All ranks do the same."""
+    if not path:
+        return None, None
+    step = checkpoint_step(path)
+    if session.runtime.agree("lightning/durable-step", step is not None):
+        return step, None
+    read = strategy.load_checkpoint(path, *rest, **others)
+    return int(read.get("global_step", 0)), read
+
+

@@ -1,0 +1,57 @@
+"""The callback that tells a FitSession of the batches. It is the last in the list, so ModelCheckpoint comes before it.
+
+It is no part of the recipe: it has no state, so no checkpoint mentions it, and the Trainer has it only while it fits.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from mlflashpoint.adapter.lightning.packages import pytorch_package
+
+if TYPE_CHECKING:
+    from mlflashpoint.adapter.lightning.session import FitSession
+
+_log = logging.getLogger(__name__)
+
+
+@lru_cache(maxsize=None)
+def _recorder_class(base: type) -> type:
+    class MLFlashpointRecorder(base):  # type: ignore[misc]
+        def __init__(self, session: FitSession) -> None:
+            super().__init__()
+            self._session = session
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            guarded(self._session, "start", self._session.started, trainer)
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:
+            guarded(self._session, "save", self._session.batch_ended, trainer)
+
+    return MLFlashpointRecorder
+
+
+def attach(trainer: Any, session: FitSession) -> None:
+    """Make the session's recorder the last of the trainer's callbacks."""
+    trainer.callbacks.append(_recorder_class(pytorch_package(trainer).Callback)(session))
+
+
+def detach(trainer: Any) -> None:
+    """Leave the trainer's callbacks as the recipe has them."""
+    trainer.callbacks[:] = [callback for callback in trainer.callbacks if not is_recorder(callback)]
+
+
+def is_recorder(callback: object) -> bool:
+    return type(callback).__name__ == "MLFlashpointRecorder" and type(callback).__module__ == __name__
+
+
+def guarded(session: FitSession, what: str, action: Any, *args: Any) -> None:
+    """Run our part of a hook: a fault of ours is logged, and the training goes on (strict: raised)."""
+    try:
+        action(*args)
+    except Exception as error:
+        if session.strict:
+            raise
+        _log.error("mlflashpoint could not %s: %s: %s", what, type(error).__name__, error, exc_info=error)

@@ -1,0 +1,39 @@
+"""The state of a rank's random number generators: Lightning's checkpoints leave it out, an exact resume needs it."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+
+def capture() -> dict[str, Any]:
+    """Python's, torch's and, if they are in use, NumPy's and CUDA's generators of this process, as plain data."""
+    version, words, gauss = random.getstate()
+    state: dict[str, Any] = {
+        "python": [version, torch.tensor(words, dtype=torch.int64), gauss],
+        "torch": torch.get_rng_state(),
+    }
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        name, keys, position, has_gauss, cached = numpy.random.get_state()
+        state["numpy"] = [name, torch.tensor(keys.tolist(), dtype=torch.int64), position, has_gauss, cached]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def restore(state: Mapping[str, Any]) -> None:
+    """Put back what ``capture`` gave."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words.tolist()), gauss))
+    torch.set_rng_state(state["torch"])
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and "numpy" in state:
+        name, keys, position, has_gauss, cached = state["numpy"]
+        numpy.random.set_state((name, numpy.array(keys.tolist(), dtype=numpy.uint32), position, has_gauss, cached))
+    if "cuda" in state and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])

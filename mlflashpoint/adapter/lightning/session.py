@@ -1,0 +1,230 @@
+"""One ``fit`` of one Trainer: its memory store, its cadence, what it resumed from, and how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mlflashpoint.adapter.lightning import rng
+from mlflashpoint.adapter.lightning.cadence import Cadence
+from mlflashpoint.adapter.lightning.durable import durable_save_due
+from mlflashpoint.adapter.lightning.kinds import StateKind
+from mlflashpoint.core.ids import CheckpointContainerId
+from mlflashpoint.errors import FlashpointError, StateMismatchError
+
+if TYPE_CHECKING:
+    from mlflashpoint.core.recovery import Recovery
+    from mlflashpoint.core.runtime import Runtime, SaveResult
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class FromMemory:
+    """What a fit goes on from, when that is a version in memory.
+
+    Attributes:
+        step: optimizer steps done.
+        path: the version's virtual folder ``<base container>/step-<n>_ckpt``.
+        state: this rank's state as its kind captured it.
+        attributes: as the kind gave them.
+        rng: state of the random number generators, see ``mlflashpoint.adapter.lightning.rng``.
+    """
+
+    step: int
+    path: str
+    state: Mapping[str, Any] = field(repr=False)
+    attributes: Mapping[str, Any] = field(repr=False)
+    rng: Mapping[str, Any] | None = field(repr=False, default=None)
+
+
+class FitSession:
+    """See the module.
+
+    Args:
+        kind: how the strategy's state is captured and put back.
+        cadence: when to save.
+        open_store: makes this rank's Runtime; called once, when the job's process group is up.
+        base: the job's base container.
+        skip_durable: leave the steps that the recipe saves durably to the recipe.
+        keep_on_success: keep the versions when the fit ends well.
+        strict: raise what would otherwise be logged (tests only).
+    """
+
+    def __init__(
+        self,
+        kind: StateKind,
+        cadence: Cadence,
+        open_store: Callable[[], Runtime],
+        *,
+        base: CheckpointContainerId,
+        skip_durable: bool = True,
+        keep_on_success: bool = False,
+        strict: bool = False,
+    ) -> None:
+        self.kind = kind
+        self.cadence = cadence
+        self.base = base
+        self.skip_durable = skip_durable
+        self.keep_on_success = keep_on_success
+        self.strict = strict
+        self._open_store = open_store
+        self._runtime: Runtime | None = None
+        self._durable_step = -1
+        self._resumed: FromMemory | None = None
+        self._skipped_for: int | None = None
+        self.closed = False
+
+    @property
+    def runtime(self) -> Runtime:
+        """This rank's store, opened at first use; raises what opening it raises."""
+        if self._runtime is None:
+            self._runtime = self._open_store()
+        return self._runtime
+
+    def path_of(self, step: int) -> str:
+        return str(CheckpointContainerId.create_child(self.base, CheckpointContainerId.format_version_container(step)))
+
+    # -- resuming ------------------------------------------------------------------------------------------------
+
+    def find(self, trainer: Any, durable_step: int | None, durable: object = None) -> FromMemory | None:
+        """The newest version that fits, checked by every rank; None if there is none or the durable one is newer.
+
+        Collective; all ranks give the same answer. The log tells which was taken, and why.
+
+        Args:
+            durable_step: step of the checkpoint that the recipe asks for, None if it asks for none.
+            durable: the path of it, for the log.
+        """
+        runtime = self.runtime
+        recovery = runtime.find_latest(durable_step=durable_step)
+        if recovery is None:
+            _log.info("nothing newer in memory than %s", _named(durable, durable_step))
+            return None
+        found, error = None, None
+        try:
+            found = self._load(trainer, recovery)
+        except FlashpointError as problem:
+            error = problem
+        except Exception as problem:
+            error = StateMismatchError(f"the stored state can't be used: {problem!r}", step=recovery.step)
+        if not runtime.agree(f"lightning/fits/{recovery.step}", error is None):
+            _log.error(
+                "the memory version of step %d is not used: %s; going on from %s",
+                recovery.step,
+                error or "another rank can't use it",
+                _named(durable, durable_step),
+            )
+            if self.strict and error is not None:
+                raise error
+            return None
+        _log.info(
+            "going on from memory, step %d, not from %s: %s",
+            recovery.step,
+            _named(durable, durable_step),
+            recovery.reason,
+        )
+        return found
+
+    def _load(self, trainer: Any, recovery: Recovery) -> FromMemory:
+        loaded = self.runtime.load(recovery)
+        self.kind.check(trainer, loaded.state["state"])
+        return FromMemory(
+            recovery.step,
+            self.path_of(recovery.step),
+            loaded.state["state"],
+            loaded.attributes,
+            loaded.state.get("rng"),
+        )
+
+    @contextlib.contextmanager
+    def serving(self, trainer: Any, found: FromMemory) -> Iterator[None]:
+        """While it is open, the trainer's strategy loads ``found`` whatever path it is given."""
+        with self.kind.serving(trainer, found.state, found.attributes):
+            yield
+        self._resumed = found
+
+    def resumed(self, step: int) -> None:
+        """Training goes on from ``step`` (0: from nothing): what earlier starts saved above it is given up."""
+        self.runtime.resumed(step)
+
+    # -- saving --------------------------------------------------------------------------------------------------
+
+    def started(self, trainer: Any) -> None:
+        """The first batch is next."""
+        self.cadence.start(trainer.global_step)
+        if self._resumed is not None and self._resumed.rng is not None:
+            rng.restore(self._resumed.rng)
+        self._resumed = None
+
+    def saved_durably(self, step: int) -> None:
+        """The recipe has saved ``step`` with all that a resume needs."""
+        self._durable_step = step
+
+    def batch_ended(self, trainer: Any) -> None:
+        """Save if the cadence says so; ModelCheckpoint has had its turn at this batch."""
+        step = trainer.global_step
+        if self.closed or not self.cadence.due(step) or trainer.fast_dev_run:
+            return
+        if self._skipped_for not in (None, self._durable_step):
+            _log.warning("step %s was left to a durable save that did not come", self._skipped_for)
+            self.skip_durable = False
+        self._skipped_for = None
+        if self.skip_durable and (step == self._durable_step or durable_save_due(trainer)):
+            self._skipped_for = step
+            _log.debug("step %d is saved durably, no memory save", step)
+            return
+        self.save(trainer, step)
+
+    def save(self, trainer: Any, step: int) -> SaveResult | None:
+        """Save this rank's state as ``step`` now; None if it could not even be captured. Raises nothing unless strict.
+
+        Whatever happens, this rank has told the others how it went.
+        """
+        try:
+            state, attributes = self.kind.capture(trainer)
+        except Exception as error:
+            _log.error("step %d is not saved to memory: %s", step, _line(error))
+            self._give_up(step, error)
+            if self.strict:
+                raise
+            return None
+        return self.store(trainer, step, state, attributes)
+
+    def store(
+        self, trainer: Any, step: int, state: Mapping[str, Any], attributes: Mapping[str, Any]
+    ) -> SaveResult:
+        """Stage ``state`` as this rank's shard of ``step``."""
+        return self.runtime.save(
+            {"state": state, "rng": rng.capture()},
+            step=step,
+            topology=self.kind.topology(trainer),
+            attributes=attributes,
+        )
+
+    def _give_up(self, step: int, error: Exception) -> None:
+        raise NotImplementedError
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def finish(self, *, success: bool) -> None:
+        """The fit is over: on success the versions go, unless they are to be kept; raises nothing."""
+        if self.closed:
+            return
+        self.closed = True
+        if self._runtime is None:
+            return
+        raise NotImplementedError
+
+
+def _named(durable: object, step: int | None) -> str:
+    if durable is None:
+        return "nothing: the recipe names no checkpoint"
+    return f"{durable}" + ("" if step is None else f" of step {step}")
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
