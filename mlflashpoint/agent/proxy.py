@@ -17,10 +17,9 @@ class Proxy(wrapt.FunctionWrapper):  # type: ignore[misc,type-arg]
     """A FunctionWrapper that is pickled and copied as what it wraps; wrapt's own refuses both."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.__wrapped__.__reduce_ex__(protocol)
-
-    def __reduce__(self) -> Any:
-        return self.__wrapped__.__reduce__()
+        reduced = self.__wrapped__.__reduce_ex__(protocol)
+        # a name means "the object of that name", and pickle sees that this one is not; a copy of a function is itself
+        return (copy.copy, (self.__wrapped__,)) if isinstance(reduced, str) else reduced
 
     def __copy__(self) -> Any:
         return copy.copy(self.__wrapped__)

@@ -67,9 +67,9 @@ def holds(value: Any, ours: Any) -> bool:
         if value is ours:
             return True
         seen.add(id(value))
-        if isinstance(value, (staticmethod, classmethod)):
+        if type(value) in (staticmethod, classmethod):
             value = value.__func__
-        elif isinstance(value, property):
+        elif type(value) is property:
             value = value.fget
         else:
             value = getattr(value, "__wrapped__", None)
@@ -85,11 +85,12 @@ def wrapped(target: Target, around: guard.Around, handle: Handle) -> Any:
     """
     raw = target.raw
     in_class = isinstance(target.owner, type)
-    if isinstance(raw, staticmethod) and _is_plain(raw.__func__):
+    # type() and not isinstance(): another tool's proxy of a staticmethod says that it is one
+    if type(raw) is staticmethod and _is_plain(raw.__func__):
         return staticmethod(_function(raw.__func__, around, handle, bound=False))
-    if isinstance(raw, classmethod) and _is_plain(raw.__func__):
+    if type(raw) is classmethod and _is_plain(raw.__func__):
         return classmethod(_function(raw.__func__, around, handle, bound=True))
-    if isinstance(raw, property):
+    if type(raw) is property:
         if raw.fget is None:
             raise TypeError("the property has no getter")
         return property(_function(raw.fget, around, handle, bound=True), raw.fset, raw.fdel, raw.__doc__)
