@@ -1,4 +1,4 @@
-"""What the recipe's own durable checkpoints tell: the step of one that is there, and whether one is about to be written.
+"""What the recipe's own durable checkpoints tell: the step of one that is there, and whether one is due.
 
 The step is read without executing anything: Lightning and Megatron-Core write it near the start of a pickle, and
 ``pickletools`` lists that pickle's opcodes without running them. A format that hides it gives None.

@@ -84,14 +84,11 @@ def resume_start(call: Any, connector: Any, args: _Arguments, kwargs: Mapping[st
         return call()
     if found is not None:
         with session.serving(trainer, found):
-            result = call.using(found.path, *rest, **others)
-    elif read is not None:
+            return call.using(found.path, *rest, **others)
+    if read is not None:
         with diverted(trainer.strategy, load_checkpoint=lambda *_, **__: read):
-            result = call()
-    else:
-        result = call()
-    session.resumed(int(connector._loaded_checkpoint.get("global_step", 0)))
-    return result
+            return call()
+    return call()
 
 
 def save_checkpoint(call: Any, trainer: Any, args: _Arguments, kwargs: Mapping[str, Any]) -> Any:
@@ -160,5 +157,3 @@ def _durable(
         return step, None
     read = strategy.load_checkpoint(path, *rest, **others)
     return int(read.get("global_step", 0)), read
-
-

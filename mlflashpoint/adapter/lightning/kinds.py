@@ -74,7 +74,9 @@ def kind_of(trainer: Any) -> StateKind:
         for method in _CHECKPOINT_METHODS if definer else ():
             owner = defined_by(strategy, method)
             if owner is None or owner.__name__ != definer or not _belongs(owner.__module__, ""):
-                what = f"its {method} is {owner.__module__}.{owner.__qualname__}'s own" if owner else f"it has no {method}"
+                what = (
+                    f"its {method} is {owner.__module__}.{owner.__qualname__}'s own" if owner else f"it has no {method}"
+                )
                 raise _refusal(strategy, what)
         module, _, attribute = where.partition(":")
         kind: StateKind = getattr(importlib.import_module(module), attribute)()

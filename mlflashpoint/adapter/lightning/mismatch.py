@@ -12,7 +12,9 @@ from mlflashpoint.errors import StateMismatchError
 _SHOWN = 3
 
 
-def compare(stored: Mapping[str, Any], present: Mapping[str, Any], *, missing: bool = True, dtypes: bool = False) -> None:
+def compare(
+    stored: Mapping[str, Any], present: Mapping[str, Any], *, missing: bool = True, dtypes: bool = False
+) -> None:
     """Check that two sets of named tensors fit each other.
 
     Args:

@@ -6,14 +6,14 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mlflashpoint.adapter.lightning import rng
 from mlflashpoint.adapter.lightning.cadence import Cadence
 from mlflashpoint.adapter.lightning.durable import durable_save_due
 from mlflashpoint.adapter.lightning.kinds import StateKind
 from mlflashpoint.core.ids import CheckpointContainerId
-from mlflashpoint.errors import FlashpointError, StateMismatchError
+from mlflashpoint.errors import FlashpointError, StateMismatchError, TopologyMismatchError
 
 if TYPE_CHECKING:
     from mlflashpoint.core.recovery import Recovery
@@ -39,6 +39,14 @@ class FromMemory:
     state: Mapping[str, Any] = field(repr=False)
     attributes: Mapping[str, Any] = field(repr=False)
     rng: Mapping[str, Any] | None = field(repr=False, default=None)
+
+
+class SideFiles(Protocol):
+    """Files beside the versions."""
+
+    def add(self, step: int) -> None: ...
+
+    def remove(self) -> None: ...
 
 
 class FitSession:
@@ -74,6 +82,10 @@ class FitSession:
         self._open_store = open_store
         self._runtime: Runtime | None = None
         self._durable_step = -1
+        #: what ``find`` found, kept until training goes on
+        self.found: FromMemory | None = None
+        #: files that are kept beside the versions, if any; has ``add(step)`` and ``remove()``
+        self.side_files: SideFiles | None = None
         self._resumed: FromMemory | None = None
         self._skipped_for: int | None = None
         self.closed = False
@@ -100,13 +112,15 @@ class FitSession:
             durable: the path of it, for the log.
         """
         runtime = self.runtime
-        recovery = runtime.find_latest(durable_step=durable_step)
+        recovery = runtime.find_latest(
+            durable_step=durable_step, topology=self.kind.topology(trainer), reshard=self.kind.replicated
+        )
         if recovery is None:
             _log.info("nothing newer in memory than %s", _named(durable, durable_step))
             return None
-        found, error = None, None
+        error: FlashpointError | None = None
         try:
-            found = self._load(trainer, recovery)
+            self.found = self._load(trainer, recovery)
         except FlashpointError as problem:
             error = problem
         except Exception as problem:
@@ -118,6 +132,7 @@ class FitSession:
                 error or "another rank can't use it",
                 _named(durable, durable_step),
             )
+            self.found = None
             if self.strict and error is not None:
                 raise error
             return None
@@ -127,38 +142,47 @@ class FitSession:
             _named(durable, durable_step),
             recovery.reason,
         )
-        return found
+        return self.found
 
     def _load(self, trainer: Any, recovery: Recovery) -> FromMemory:
-        loaded = self.runtime.load(recovery)
-        self.kind.check(trainer, loaded.state["state"])
-        return FromMemory(
-            recovery.step,
-            self.path_of(recovery.step),
-            loaded.state["state"],
-            loaded.attributes,
-            loaded.state.get("rng"),
-        )
+        # A replicated state fits any number of ranks: those beyond the saved ones take a lower rank's.
+        reader = self.runtime.load_shard(recovery, self.runtime.rank % recovery.world_size)
+        try:
+            stored, attributes = reader.state(), reader.attributes
+        finally:
+            reader.close()
+        if recovery.topology != self.kind.topology(trainer):
+            raise TopologyMismatchError(
+                f"it was saved with layout {recovery.topology!r}, the job has {self.kind.topology(trainer)!r}",
+                step=recovery.step,
+                remedy="start the job with the strategy that saved it",
+            )
+        self.kind.check(trainer, stored["state"])
+        same = recovery.world_size == self.runtime.world_size
+        path = self.path_of(recovery.step)
+        return FromMemory(recovery.step, path, stored["state"], attributes, stored["rng"] if same else None)
 
     @contextlib.contextmanager
     def serving(self, trainer: Any, found: FromMemory) -> Iterator[None]:
         """While it is open, the trainer's strategy loads ``found`` whatever path it is given."""
         with self.kind.serving(trainer, found.state, found.attributes):
             yield
-        self._resumed = found
+        self.used(found)
 
-    def resumed(self, step: int) -> None:
-        """Training goes on from ``step`` (0: from nothing): what earlier starts saved above it is given up."""
-        self.runtime.resumed(step)
+    def used(self, found: FromMemory) -> None:
+        """The Trainer has loaded ``found``."""
+        self._resumed = found
 
     # -- saving --------------------------------------------------------------------------------------------------
 
     def started(self, trainer: Any) -> None:
-        """The first batch is next."""
+        """The first batch is next: what earlier starts saved above the step that training goes on from is given up."""
         self.cadence.start(trainer.global_step)
+        if not self.closed:
+            self.runtime.resumed(trainer.global_step)
         if self._resumed is not None and self._resumed.rng is not None:
             rng.restore(self._resumed.rng)
-        self._resumed = None
+        self._resumed = self.found = None
 
     def saved_durably(self, step: int) -> None:
         """The recipe has saved ``step`` with all that a resume needs."""
@@ -182,49 +206,61 @@ class FitSession:
     def save(self, trainer: Any, step: int) -> SaveResult | None:
         """Save this rank's state as ``step`` now; None if it could not even be captured. Raises nothing unless strict.
 
-        Whatever happens, this rank has told the others how it went.
+        A rank without a shard makes that version incomplete, which the other ranks learn at the next save at the
+        latest; nobody waits for it.
         """
         try:
             state, attributes = self.kind.capture(trainer)
         except Exception as error:
-            _log.error("step %d is not saved to memory: %s", step, _line(error))
-            self._give_up(step, error)
+            _log.error("step %d is not saved to memory: %s: %s", step, type(error).__name__, error)
             if self.strict:
                 raise
             return None
         return self.store(trainer, step, state, attributes)
 
-    def store(
-        self, trainer: Any, step: int, state: Mapping[str, Any], attributes: Mapping[str, Any]
-    ) -> SaveResult:
+    def store(self, trainer: Any, step: int, state: Mapping[str, Any], attributes: Mapping[str, Any]) -> SaveResult:
         """Stage ``state`` as this rank's shard of ``step``."""
-        return self.runtime.save(
+        result = self.runtime.save(
             {"state": state, "rng": rng.capture()},
             step=step,
             topology=self.kind.topology(trainer),
             attributes=attributes,
         )
-
-    def _give_up(self, step: int, error: Exception) -> None:
-        raise NotImplementedError
+        if self.side_files is not None and result.ok:
+            self.side_files.add(step)
+        return result
 
     # -- the end -------------------------------------------------------------------------------------------------
 
+    def abandon(self, error: FlashpointError) -> None:
+        """This fit goes on without memory checkpoints."""
+        _log.error("no memory checkpoints for this fit: %s", error)
+        if self.strict:
+            raise error
+        self.finish(success=False)
+
     def finish(self, *, success: bool) -> None:
-        """The fit is over: on success the versions go, unless they are to be kept; raises nothing."""
+        """The fit is over: if it ended well on all ranks the versions go, unless they are to be kept. Raises nothing."""
         if self.closed:
             return
         self.closed = True
-        if self._runtime is None:
+        runtime, self._runtime = self._runtime, None
+        if runtime is None:
             return
-        raise NotImplementedError
+        try:
+            if runtime.agree("lightning/ended-well", success) and not self.keep_on_success:
+                runtime.discard()
+                if self.side_files is not None:
+                    self.side_files.remove()
+                # The rank that hosts the job's store must not leave before the others have heard of the above.
+                runtime.agree("lightning/discarded", True)
+        except Exception as error:
+            _log.error("the memory versions could not be removed: %s: %s", type(error).__name__, error)
+        finally:
+            runtime.close()
 
 
 def _named(durable: object, step: int | None) -> str:
     if durable is None:
         return "nothing: the recipe names no checkpoint"
     return f"{durable}" + ("" if step is None else f" of step {step}")
-
-
-def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -1,0 +1,85 @@
+"""AutoResume that takes the newer of the newest memory version and what the recipe's own AutoResume finds."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlflashpoint.adapter.lightning.durable import checkpoint_step
+from mlflashpoint.adapter.nemo.routing import Routing
+
+if TYPE_CHECKING:
+    from mlflashpoint.adapter.lightning.session import FitSession, FromMemory
+
+_log = logging.getLogger(__name__)
+
+try:
+    from nemo.lightning.resume import AutoResume as _AutoResume
+except ImportError:
+    _AutoResume = object
+
+
+class MLFlashpointAutoResume(_AutoResume):  # type: ignore[misc, valid-type]
+    """Use it in the place of the AutoResume that it was made from; without NeMo it sets ``trainer.ckpt_path`` alone.
+
+    Args:
+        session: the wrapped Trainer's fit.
+        trainer: the wrapped Trainer.
+        routing: its base container.
+        default_auto_resume: the recipe's own one, asked for the durable checkpoint and for all else.
+    """
+
+    def __init__(self, session: FitSession, trainer: Any, routing: Routing, default_auto_resume: Any = None) -> None:
+        if _AutoResume is not object:
+            fields = {} if default_auto_resume is None else vars(default_auto_resume)
+            super().__init__(**{name: fields[name] for name in _AutoResume.__dataclass_fields__ if name in fields})
+        self._session = session
+        self._trainer = trainer
+        self._routing = routing
+        self._default = default_auto_resume
+
+    def setup(self, trainer: Any, model: Any = None) -> None:
+        """Set ``trainer.ckpt_path`` to what training is to go on from. Collective: every rank calls it.
+
+        The folder of a memory version is no checkpoint of the recipe's: ModelCheckpoint is not told of it, so that no
+        retention policy ever removes it, or counts it.
+        """
+        found, durable = self._choose(model)
+        if found is not None:
+            trainer.ckpt_path = found.path
+        elif self._default is not None:
+            self._default.setup(trainer, model)
+        elif durable is not None:
+            trainer.ckpt_path = durable
+
+    def get_trainer_ckpt_path(self, model: Any = None) -> Path | None:
+        """The path to go on from; collective. Raises what the recipe's AutoResume raises if memory has nothing."""
+        found, durable = self._choose(model)
+        return durable if found is None else Path(found.path)
+
+    def get_context_path(self, model: Any = None) -> Path | None:
+        """Folder of the context files of what training goes on from."""
+        found = self._session.found
+        if found is not None:
+            context = Path(found.path) / "context"
+            return context if context.is_dir() else None
+        return None if self._default is None else self._default.get_context_path(model)
+
+    def _choose(self, model: Any) -> tuple[FromMemory | None, Path | None]:
+        """What to go on from: the memory version, or else the path of the durable checkpoint."""
+        durable, refusal = None, None
+        if self._default is not None:
+            try:
+                durable = self._default.get_trainer_ckpt_path(model)
+            except Exception as error:
+                if "already completed" in str(error):
+                    raise
+                refusal = error
+        step = None if durable is None else checkpoint_step(durable)
+        found = self._session.find(self._trainer, step, durable)
+        if found is None and refusal is not None:
+            raise refusal
+        if found is not None and refusal is not None:
+            _log.warning("AutoResume found no durable checkpoint to use: %s", refusal)
+        return found, durable

@@ -1,0 +1,115 @@
+"""This rank's part of a Megatron-Core sharded state dict as plain data, and back into one of the same layout.
+
+The library's own save deduplicates over the ranks and writes where others can read it. Here each rank keeps what it
+holds, replicas included, so that a save moves no byte between ranks and a resume needs none from others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from mlflashpoint.errors import StateMismatchError
+
+_SHOWN = 3
+
+
+def split(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Take ``checkpoint`` apart.
+
+    Returns:
+        ``common``: what is not sharded; ``tensors``: local tensors by shard id; ``objects``: local objects by shard id.
+        The tensors are the live ones.
+    """
+    from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
+
+    sharded, common = save_preprocess(checkpoint, False)
+    tensors: dict[str, torch.Tensor] = {}
+    objects: dict[str, Any] = {}
+    for shard in _shards(sharded):
+        if not _is_tensor(shard):
+            objects[_id(shard)] = shard.data
+        elif shard.data is not None:
+            tensors[_id(shard)] = shard.data.detach()
+    return {"common": common, "tensors": tensors, "objects": objects}
+
+
+@torch.no_grad()
+def join(stored: Mapping[str, Any], template: dict[str, Any]) -> dict[str, Any]:
+    """What loading from a folder would give: ``template`` with this rank's data in the place of its shards.
+
+    Where the template holds a tensor of the model or the optimizer, the data are copied into that tensor, so that no
+    second copy of the state ever lies in device memory.
+
+    Raises:
+        StateMismatchError: the template asks for shards that are not stored, or of another shape.
+    """
+    from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace, merge
+    from megatron.core.dist_checkpointing.mapping import ShardedBase, apply_factory_merges
+    from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
+
+    sharded, nonpersistent, factories = load_preprocess(template)
+    _check(stored, sharded)
+
+    def fill(value: Any) -> Any:
+        if not isinstance(value, ShardedBase):
+            return value
+        if not _is_tensor(value):
+            return stored["objects"][_id(value)]
+        source, target = stored["tensors"][_id(value)], value.data
+        if target is None or target.shape != source.shape or target.dtype != source.dtype:
+            return source
+        target.detach().copy_(source)
+        return target
+
+    dict_list_map_inplace(fill, sharded)
+    filled = apply_factory_merges(sharded, factories)
+    joined: dict[str, Any] = merge(merge(dict(stored["common"]), nonpersistent), filled)
+    return joined
+
+
+def check(stored: Mapping[str, Any], template: dict[str, Any]) -> None:
+    """Raises StateMismatchError, naming the first shards that differ, unless ``join`` would succeed; changes nothing."""
+    from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
+
+    _check(stored, load_preprocess(template)[0])
+
+
+def _check(stored: Mapping[str, Any], sharded: Mapping[str, Any]) -> None:
+    found = []
+    for shard in _shards(sharded):
+        name = _id(shard)
+        if name not in stored["tensors" if _is_tensor(shard) else "objects"]:
+            found.append(f"{shard.key} is not in the store in this place")
+        elif _is_tensor(shard) and shard.data is not None:
+            one, other = stored["tensors"][name], shard.data
+            if one.shape != other.shape:
+                found.append(f"{shard.key} is {list(one.shape)} in the store, {list(other.shape)} in the model")
+    if found:
+        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        raise StateMismatchError(
+            f"the model or its layout has changed: {'; '.join(found[:_SHOWN])}{more}",
+            remedy="restart with what was saved, or give the changed job another MLFLASHPOINT_JOB_ID",
+        )
+
+
+def _shards(sharded: Any) -> Iterator[Any]:
+    from megatron.core.dist_checkpointing.dict_utils import nested_values
+    from megatron.core.dist_checkpointing.mapping import ShardedBase
+
+    return (value for value in nested_values(sharded) if isinstance(value, ShardedBase))
+
+
+def _is_tensor(shard: Any) -> bool:
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor
+
+    return isinstance(shard, ShardedTensor)
+
+
+def _id(shard: Any) -> str:
+    """Names a shard's place in the global tensor or object; equal for the replicas of one shard."""
+    part = getattr(shard, "flattened_range", None)
+    where = "" if part is None else f"|{part.start}-{part.stop}"
+    return f"{shard.key}|{'x'.join(map(str, shard.global_shape))}|{','.join(map(str, shard.global_offset))}{where}"
