@@ -52,7 +52,7 @@ class StateKind(Protocol):
         """
 
     def check(self, trainer: Any, state: Mapping[str, Any]) -> None:
-        """Raises StateMismatchError, naming the first tensors that differ, if ``state`` does not fit; changes nothing."""
+        """Raises StateMismatchError, naming the first tensors that differ, if ``state`` does not fit."""
 
     def serving(
         self, trainer: Any, state: Mapping[str, Any], attributes: Mapping[str, Any]

@@ -66,7 +66,7 @@ class LocalShards:
 
 
 def local_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """This rank's part of every parameter and persistent buffer, by the name that it has without FSDP's wrappers."""
+    """The local part of every parameter and persistent buffer, by the name that it has without FSDP's wrappers."""
     found: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():
         found[_plain(name)] = _local(parameter.detach())

@@ -6,7 +6,7 @@ It is no part of the recipe: it has no state, so no checkpoint mentions it, and 
 from __future__ import annotations
 
 import logging
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from mlflashpoint.adapter.lightning.packages import pytorch_package
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _recorder_class(base: type) -> type:
     class MLFlashpointRecorder(base):  # type: ignore[misc]
         def __init__(self, session: FitSession) -> None:

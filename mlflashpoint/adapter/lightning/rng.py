@@ -21,7 +21,7 @@ def capture() -> dict[str, Any]:
     if numpy is not None:
         name, keys, position, has_gauss, cached = numpy.random.get_state()
         state["numpy"] = [name, torch.tensor(keys.tolist(), dtype=torch.int64), position, has_gauss, cached]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
 

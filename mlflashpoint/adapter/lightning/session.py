@@ -92,7 +92,7 @@ class FitSession:
 
     @property
     def runtime(self) -> Runtime:
-        """This rank's store, opened at first use; raises what opening it raises."""
+        """The store of this rank, opened at first use; raises what opening it raises."""
         if self._runtime is None:
             self._runtime = self._open_store()
         return self._runtime
@@ -108,6 +108,7 @@ class FitSession:
         Collective; all ranks give the same answer. The log tells which was taken, and why.
 
         Args:
+            trainer: the Trainer that is about to fit.
             durable_step: step of the checkpoint that the recipe asks for, None if it asks for none.
             durable: the path of it, for the log.
         """
@@ -173,6 +174,10 @@ class FitSession:
         """The Trainer has loaded ``found``."""
         self._resumed = found
 
+    def reopen(self) -> None:
+        """The same Trainer fits once more."""
+        self.closed = False
+
     # -- saving --------------------------------------------------------------------------------------------------
 
     def started(self, trainer: Any) -> None:
@@ -233,14 +238,14 @@ class FitSession:
     # -- the end -------------------------------------------------------------------------------------------------
 
     def abandon(self, error: FlashpointError) -> None:
-        """This fit goes on without memory checkpoints."""
+        """Let this fit go on without memory checkpoints."""
         _log.error("no memory checkpoints for this fit: %s", error)
         if self.strict:
             raise error
         self.finish(success=False)
 
     def finish(self, *, success: bool) -> None:
-        """The fit is over: if it ended well on all ranks the versions go, unless they are to be kept. Raises nothing."""
+        """The fit is over: if it ended well on all ranks the versions go, unless they are to be kept."""
         if self.closed:
             return
         self.closed = True

@@ -55,6 +55,7 @@ class MLFlashpointCheckpointCallback(Callback):  # type: ignore[misc, valid-type
                 f"the callback's container {self.checkpoint_base_container} is not the Trainer's, {session.base}",
                 remedy="give both the same base container",
             )
+        session.reopen()
         session.cadence = Cadence(self.every_n_steps, self.skip_every_n_steps)
         # Behind ModelCheckpoint, so that a step which that one saves is known by then.
         recorder.attach(trainer, session)

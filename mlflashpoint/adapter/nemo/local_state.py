@@ -1,4 +1,4 @@
-"""This rank's part of a Megatron-Core sharded state dict as plain data, and back into one of the same layout.
+"""A rank's part of a Megatron-Core sharded state dict as plain data, and back into one of the same layout.
 
 The library's own save deduplicates over the ranks and writes where others can read it. Here each rank keeps what it
 holds, replicas included, so that a save moves no byte between ranks and a resume needs none from others.
@@ -71,7 +71,7 @@ def join(stored: Mapping[str, Any], template: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(stored: Mapping[str, Any], template: dict[str, Any]) -> None:
-    """Raises StateMismatchError, naming the first shards that differ, unless ``join`` would succeed; changes nothing."""
+    """Raises StateMismatchError, naming the first shards that differ, unless ``join`` would succeed."""
     from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
 
     _check(stored, load_preprocess(template)[0])

@@ -105,9 +105,9 @@ def _forget_in_context(trainer: Any) -> None:
     recorded = getattr(trainer, "__io__", None)
     callbacks = getattr(recorded, "callbacks", None)
     if isinstance(callbacks, list):
-        ours = MLFlashpointCheckpointCallback
-        recorded.callbacks = [  # type: ignore[union-attr]
-            item
-            for item in callbacks
-            if not isinstance(item, ours) and getattr(item, "__fn_or_cls__", None) is not ours
-        ]
+        recorded.callbacks = [item for item in callbacks if not _is_ours(item)]  # type: ignore[union-attr]
+
+
+def _is_ours(item: object) -> bool:
+    ours = MLFlashpointCheckpointCallback
+    return isinstance(item, ours) or getattr(item, "__fn_or_cls__", None) is ours
