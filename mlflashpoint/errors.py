@@ -91,6 +91,14 @@ class StoreFullError(ContainerError):
     """The memory store has less room than the state needs; names need and have in bytes."""
 
 
+class SlotBusyError(FlashpointError):
+    """Every slot is still needed, so a save is skipped; it is no fault of the state or of the store."""
+
+
+class StepError(FlashpointError):
+    """A step is no whole number from 0, or its save has failed already."""
+
+
 class StateTypeError(FlashpointError):
     """A state holds an object of a type that is not plain data and not registered."""
 

@@ -1,0 +1,107 @@
+import threading
+
+import pytest
+import torch.distributed as dist
+
+from mlflashpoint.core.channel import Channel
+from mlflashpoint.core.deadline import Deadline
+from mlflashpoint.core.ledger import Ledger, agree
+
+
+@pytest.fixture
+def channel():
+    return Channel(dist.HashStore(), "test")
+
+
+def ledgers(channel, world):
+    return [Ledger(channel, rank=rank, world_size=world) for rank in range(world)]
+
+
+def test_a_version_is_complete_once_every_rank_has_committed(channel):
+    one, two = ledgers(channel, 2)
+    assert one.commit(5) is None
+    assert one.verdict(5) is None
+    assert two.commit(5).complete
+    assert one.verdict(5).complete
+
+
+def test_a_failure_is_final_and_names_the_rank_and_reason(channel):
+    one, two = ledgers(channel, 2)
+    assert two.fail(5, "tmpfs full").reason == "rank 1: tmpfs full"
+    assert not one.commit(5).complete
+    assert not two.verdict(5).complete
+
+
+def test_a_failure_that_comes_after_completion_changes_nothing(channel):
+    one, two = ledgers(channel, 2)
+    one.commit(5)
+    two.commit(5)
+    assert one.fail(5, "gave up").complete
+
+
+def test_a_version_is_overtaken_when_every_rank_has_begun_a_later_one(channel):
+    one, two = ledgers(channel, 2)
+    one.attempt(6)
+    assert not one.overtaken(5, by=6)
+    two.attempt(6)
+    assert one.overtaken(5, by=6)
+    assert not one.overtaken(6, by=6)
+
+
+def test_the_keys_of_old_versions_go_but_the_newest_complete_verdict_stays(channel):
+    one, two = ledgers(channel, 2)
+    for step in (1, 2):
+        for ledger in (one, two):
+            ledger.attempt(step)
+            ledger.commit(step)
+        one.verdict(step)
+    for step in range(3, 60):
+        one.attempt(step)
+        one.fail(step, "no")
+    late = Ledger(channel, rank=1, world_size=2)
+    assert late.verdict(1) is None
+    assert late.verdict(2).complete
+    assert late.verdict(10) is None
+    assert late.verdict(59).reason == "rank 0: no"
+    assert channel.add("1/commits", 0) == 0
+
+
+def test_a_long_reason_is_cut(channel):
+    (one,) = ledgers(channel, 1)
+    assert len(one.fail(1, "x" * 10_000).reason) == 300
+
+
+def vote(channel, votes, deadline_s=20):
+    answers = {}
+
+    def run(rank, ok):
+        answers[rank] = agree(channel, ok, rank=rank, world_size=len(votes), deadline=Deadline(deadline_s))
+
+    threads = [threading.Thread(target=run, args=(rank, ok)) for rank, ok in enumerate(votes) if ok is not None]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("votes", "answer"), [([True] * 4, True), ([True, True, False, True], False), ([False] * 3, False)]
+)
+def test_the_ranks_agree_on_the_and_of_their_votes(channel, votes, answer):
+    answers = vote(channel, votes)
+    assert {ok for ok, _ in answers.values()} == {answer}
+    assert len(answers) == len(votes)
+    assert channel.read("outcome") is None
+
+
+def test_a_no_is_known_before_the_others_have_voted(channel):
+    assert agree(channel, False, rank=1, world_size=3, deadline=Deadline(20)) == (False, "rank 1 said no")
+    assert agree(channel, True, rank=0, world_size=3, deadline=Deadline(20)) == (False, "rank 1 said no")
+
+
+def test_a_rank_that_does_not_vote_makes_it_no_for_all_that_do(channel):
+    answers = vote(channel, [True, None, True], deadline_s=0.3)
+    assert {ok for ok, _ in answers.values()} == {False}
+    assert "1 of 3 ranks" in answers[0][1]
+    assert agree(channel, True, rank=1, world_size=3, deadline=Deadline(1))[0] is False
