@@ -1,0 +1,81 @@
+"""Copies between an accelerator and host memory: the one module that knows CUDA.
+
+A slot is page-locked the first time that a CUDA tensor is saved into it, so that the device writes into the store
+directly. Where that is refused the same copies run through pageable memory: slower, and right.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+log = logging.getLogger("mlflashpoint.core")
+
+
+class CudaCopier:
+    """Starts copies on a side stream of each device, and waits for them."""
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._events: list[torch.cuda.Event] = []
+
+    def start(self, targets: Sequence[Tensor], sources: Sequence[Tensor], device: torch.device) -> None:
+        """Begin to copy each source into the target of the same shape and dtype; one side is on ``device``.
+
+        What the device's current stream has been given before is done before. Targets and sources must live, and
+        sources must stay unchanged, until ``wait`` returns.
+        """
+        with torch.cuda.device(device):
+            side = self._streams.get(device)
+            if side is None:
+                side = self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(side), torch.no_grad():
+                for target, source in zip(targets, sources, strict=True):
+                    target.copy_(source, non_blocking=True)
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event.record(side)
+        self._events.append(event)
+
+    def wait(self) -> None:
+        """Return when all copies that were begun are done."""
+        events, self._events = self._events, []
+        for event in events:
+            event.synchronize()
+
+
+def pin(region: Tensor) -> bool:
+    """Page-lock host memory for CUDA; False, with one log line, if the driver refuses."""
+    error = _runtime().cudaHostRegister(region.data_ptr(), region.numel(), 0)
+    if int(error) == 0:
+        return True
+    log.warning(
+        "a slot of %d bytes can't be page-locked (CUDA error %d): saves from the GPU are slower; "
+        "raise the limit of locked memory (ulimit -l)",
+        region.numel(),
+        int(error),
+    )
+    _clear_error()
+    return False
+
+
+def unpin(region: Tensor) -> None:
+    """Undo ``pin``, before the memory is unmapped."""
+    if int(_runtime().cudaHostUnregister(region.data_ptr())) != 0:
+        _clear_error()
+
+
+def _runtime() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
+def _clear_error() -> None:
+    # The driver's answer is kept as this thread's last error, and the job's next kernel launch would raise it.
+    try:
+        torch.zeros(1, device="cuda")
+    except RuntimeError:
+        log.debug("the error of page-locking was taken back")

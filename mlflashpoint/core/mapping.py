@@ -1,0 +1,145 @@
+"""A file in memory, mapped into this process: allocated in full before anything is written, so that a full file system
+is an error at once and never a bus error later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+import stat
+import warnings
+from pathlib import Path
+
+import torch
+
+from mlflashpoint.errors import ContainerError, ShardFormatError, StoreFullError
+
+_MADV_POPULATE_READ = 22
+_MADV_POPULATE_WRITE = 23
+_MAP_NORESERVE = 0x4000
+#: bytes per populate call: other threads, and signals, get their turn in between
+_STRIDE = 256 << 20
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class Mapping:
+    """A mapped file.
+
+    Attributes:
+        nbytes: length in bytes.
+        bytes: all of it as a uint8 tensor; it, and every view of it, keeps the mapping alive.
+    """
+
+    def __init__(self, region: mmap.mmap) -> None:
+        self._region = region
+        self.nbytes = len(region)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            self.bytes = torch.frombuffer(region, dtype=torch.uint8)
+
+    @property
+    def buffer(self) -> memoryview:
+        """All of it; keeps the mapping alive as well."""
+        return memoryview(self._region)
+
+    def populate(self, *, write: bool) -> None:
+        """Map every page now, so that no copy meets a page fault; changes no content."""
+        advice = _MADV_POPULATE_WRITE if write else _MADV_POPULATE_READ
+        address = self.bytes.data_ptr()
+        for start in range(0, self.nbytes, _STRIDE):
+            length = min(_STRIDE, self.nbytes - start)
+            if _libc.madvise(address + start, length, advice) != 0:
+                # Linux before 5.14 does not know the advice. Touching a page does the same, more slowly.
+                pages = self.bytes[start : start + length : mmap.PAGESIZE]
+                pages.add_(0) if write else pages.sum()
+
+
+def map_writable(path: Path) -> Mapping:
+    """Map an existing file, whole; raises ContainerError."""
+    with _explained(path):
+        descriptor = _open(path, os.O_RDWR)
+        try:
+            return Mapping(mmap.mmap(descriptor, os.fstat(descriptor).st_size))
+        finally:
+            os.close(descriptor)
+
+
+def map_readable(path: Path, nbytes: int) -> Mapping | None:
+    """Map the first ``nbytes`` bytes for reading, None if there are none.
+
+    Raises:
+        ShardFormatError: the file is shorter.
+        ContainerError: it can't be opened.
+    """
+    with _explained(path):
+        descriptor = _open(path, os.O_RDONLY)
+        try:
+            status = os.fstat(descriptor)
+            if status.st_size < nbytes:
+                raise ShardFormatError(f"the data file has {status.st_size} bytes, not {nbytes}", path=path)
+            if nbytes == 0:
+                return None
+            try:
+                # Private: a stray write through a view can't reach the store, and none is ever made.
+                private = mmap.MAP_PRIVATE | _MAP_NORESERVE
+                return Mapping(mmap.mmap(descriptor, nbytes, flags=private, prot=mmap.PROT_READ | mmap.PROT_WRITE))
+            except OSError as error:
+                if error.errno != errno.ENOMEM:
+                    raise
+                # Strict overcommit counts private writable memory.
+                return Mapping(mmap.mmap(descriptor, nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ))
+        finally:
+            os.close(descriptor)
+
+
+def allocate(path: Path, nbytes: int) -> None:
+    """Make a file of mode 0600 at ``path``, or lengthen it, with all of its memory allocated; keeps its content.
+
+    Raises:
+        StoreFullError: there is not enough room; the file is then as it was.
+        ContainerError: it can't be made.
+    """
+    with _explained(path):
+        existed = path.exists()
+        descriptor = _open(path, os.O_RDWR | os.O_CREAT)
+        try:
+            os.posix_fallocate(descriptor, 0, nbytes)
+        except OSError as error:
+            if not existed:
+                path.unlink()
+            if error.errno in (errno.ENOSPC, errno.EFBIG):
+                raise StoreFullError(
+                    f"no room for {nbytes} bytes: {free_bytes(path.parent)} are free",
+                    path=path,
+                    remedy="give the memory file system more room, or keep fewer versions",
+                ) from error
+            raise
+        finally:
+            os.close(descriptor)
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that files in ``folder`` may still take: by its file system, and by the machine's available memory."""
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
+def _open(path: Path, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return descriptor
+
+
+@contextlib.contextmanager
+def _explained(path: Path):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    try:
+        yield
+    except OSError as error:
+        raise ContainerError(f"the slot's data can't be used: {error.strerror or error}", path=path) from error

@@ -1,0 +1,281 @@
+"""Reading one shard: check its digests, and copy its state, or single tensors, out of it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlflashpoint.core import mapping
+from mlflashpoint.core.arena import file_of, read_record
+from mlflashpoint.core.copying import copy_tensors, in_two_threads
+from mlflashpoint.core.layout import view_of
+from mlflashpoint.core.record import ShardRecord
+from mlflashpoint.core.shard import MAX_INDEX_BYTES, ShardIndex, TensorEntry, digest_of, parse_index
+from mlflashpoint.core.state import Flat, flatten, unflatten
+from mlflashpoint.errors import (
+    ContainerError,
+    ShardCorruptError,
+    ShardFormatError,
+    StateMismatchError,
+)
+
+log = logging.getLogger("mlflashpoint.core")
+
+_SHOWN = 5
+
+
+class ShardReader:
+    """Reads one committed shard.
+
+    Attributes:
+        record: its commit record.
+        index: its parsed index.
+        path: prefix of the slot's files, None if it was given as buffers.
+    """
+
+    def __init__(self, record: ShardRecord, index: ShardIndex, memory: Tensor, path: Path | None) -> None:
+        self.record = record
+        self.index = index
+        self.path = path
+        self._memory: Tensor | None = memory
+        self._views: list[Tensor] | None = None
+        self._names = {entry.name: number for number, entry in enumerate(index.tensors)}
+
+    @classmethod
+    def open(cls, slot_path: Path) -> ShardReader:
+        """Open the slot with that prefix, by a read-only mapping of its own.
+
+        Raises:
+            ShardFormatError: there is no commit record, or it, the index or the data file is malformed.
+            ShardCorruptError: the index has not the digest that the commit record gives.
+            ContainerError: a file can't be read.
+        """
+        slot_path = Path(slot_path)
+        record = read_record(slot_path)
+        if record is None:
+            raise ShardFormatError("the slot holds no committed shard", path=slot_path)
+        file = file_of(slot_path, "index")
+        try:
+            with open(file, "rb") as stream:
+                index = stream.read(min(record.index_bytes, MAX_INDEX_BYTES) + 1)
+        except OSError as error:
+            raise ContainerError(f"the index can't be read: {error.strerror}", path=file) from error
+        mapped = mapping.map_readable(file_of(slot_path, "data"), record.data_bytes)
+        memory = torch.empty(0, dtype=torch.uint8) if mapped is None else mapped.bytes
+        return cls._checked(record, index, memory, slot_path)
+
+    @classmethod
+    def from_buffers(cls, record: ShardRecord, index: bytes, data: memoryview | bytes | bytearray) -> ShardReader:
+        """Read a shard that lies in memory, for example a fetched replica; the buffer must live as long as the reader.
+
+        Raises:
+            ShardFormatError, ShardCorruptError: as ``open``.
+        """
+        if len(data) < record.data_bytes:
+            raise ShardFormatError(f"{len(data)} bytes of data, the commit record says {record.data_bytes}")
+        memory = torch.empty(0, dtype=torch.uint8)
+        if record.data_bytes:
+            memory = torch.frombuffer(data, dtype=torch.uint8, count=record.data_bytes)
+        return cls._checked(record, index, memory, None)
+
+    @classmethod
+    def _checked(cls, record: ShardRecord, index: bytes, memory: Tensor, path: Path | None) -> ShardReader:
+        try:
+            if len(index) != record.index_bytes:
+                raise ShardFormatError(f"the index has not the {record.index_bytes} bytes that its commit record says")
+            if digest_of(index) != record.index_digest:
+                raise ShardCorruptError("the index has not the digest that its commit record gives")
+            return cls(record, parse_index(index, record.data_bytes), memory, path)
+        except (ShardFormatError, ShardCorruptError) as error:
+            raise type(error)(
+                error.message, remedy=error.remedy, rank=record.rank, step=record.step, path=path
+            ) from error.__cause__
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The saver's own values."""
+        found = unflatten(self.index.attributes, [])
+        if not isinstance(found, dict):
+            raise ShardFormatError("the attributes are no dictionary", path=self.path)
+        return found
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the tensors."""
+        return list(self._names)
+
+    def entry(self, name: str) -> TensorEntry:
+        """Raises StateMismatchError if there is no tensor of that name."""
+        number = self._names.get(name)
+        if number is None:
+            raise StateMismatchError(f"the shard holds no tensor {name!r}", path=self.path, step=self.record.step)
+        return self.index.tensors[number]
+
+    def verify(self) -> None:
+        """Compare every tensor's digest, with two threads; raises ShardCorruptError naming the first bad tensor."""
+        memory = self._opened()
+        buffer = _bytes_view(memory)
+        bad: list[str] = []
+
+        def check(entry: TensorEntry) -> None:
+            if digest_of(buffer[entry.offset : entry.offset + entry.nbytes]) != entry.digest:
+                bad.append(entry.name)
+
+        entries = self.index.tensors
+        in_two_threads([functools.partial(check, entry) for entry in entries], self.record.data_bytes)
+        if bad:
+            raise ShardCorruptError(
+                f"tensor {bad[0]!r} has not the digest that was saved ({len(bad)} of {len(entries)} tensors are bad)",
+                rank=self.record.rank,
+                step=self.record.step,
+                path=self.path,
+                remedy="another copy, or an older version, is used",
+            )
+
+    def state(self, into: Any = None, *, strict: bool = True) -> Any:
+        """The shard's state, with its tensors copied out of the store.
+
+        Args:
+            into: a state of the same structure; its tensors are overwritten in place and become part of the result.
+            strict: whether ``into`` must have exactly the shard's tensors; if not, a tensor that only the shard has
+                is made anew, and one that only ``into`` has is left alone.
+
+        Raises:
+            StateMismatchError: ``into`` differs; names the first differing tensors. Nothing was written.
+            ShardFormatError: a leaf of the allow-list is not registered here.
+        """
+        views = self._all_views()
+        if into is None:
+            tensors = [torch.empty_like(view) for view in views]
+            self._copy(tensors, views, self._sizes())
+            return unflatten(self.index.skeleton, tensors)
+        return self._load(flatten(into), views, strict)
+
+    def tensor(self, name: str, region: tuple[slice, ...] | None = None) -> Tensor:
+        """A copy of one tensor, or of a part of it; raises StateMismatchError if there is none of that name."""
+        self.entry(name)
+        view = self._all_views()[self._names[name]]
+        return (view if region is None else view[region]).clone()
+
+    def copy_into(self, name: str, target: Tensor, region: tuple[slice, ...] | None = None) -> None:
+        """Copy one tensor, or a part of it, into ``target``.
+
+        Raises:
+            StateMismatchError: there is none of that name, or dtype or shape differ.
+        """
+        self.entry(name)
+        view = self._all_views()[self._names[name]]
+        source = view if region is None else view[region]
+        if (source.dtype, source.shape) != (target.dtype, target.shape):
+            raise StateMismatchError(
+                f"{name}: stored {_described(source.dtype, source.shape)}, wanted "
+                f"{_described(target.dtype, target.shape)}",
+                path=self.path,
+            )
+        with torch.no_grad():
+            target.copy_(source)
+
+    def close(self) -> None:
+        """Let go of the mapping; may be called twice. The slot may be overwritten from now on."""
+        self._views = None
+        self._memory = None
+
+    def __enter__(self) -> ShardReader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _opened(self) -> Tensor:
+        if self._memory is None:
+            raise ContainerError("the reader is closed", path=self.path)
+        return self._memory
+
+    def _all_views(self) -> list[Tensor]:
+        memory = self._opened()
+        if self._views is None:
+            self._views = [view_of(entry, memory) for entry in self.index.tensors]
+        return self._views
+
+    def _sizes(self) -> list[int]:
+        return [entry.nbytes for entry in self.index.tensors]
+
+    def _load(self, flat: Flat, views: list[Tensor], strict: bool) -> Any:
+        targets, numbers, tensors, problems = self._pair(flat, strict)
+        if problems:
+            raise StateMismatchError(
+                f"{len(problems)} tensors differ: " + "; ".join(problems[:_SHOWN]),
+                rank=self.record.rank,
+                step=self.record.step,
+                path=self.path,
+                remedy="resume with the model and parallel layout that saved it",
+            )
+        sizes = self._sizes()
+        self._copy(targets, [views[number] for number in numbers], [sizes[number] for number in numbers])
+        for number, found in enumerate(tensors):
+            if found is None:
+                tensors[number] = views[number].clone()
+        return unflatten(self.index.skeleton, tensors)  # type: ignore[arg-type]
+
+    def _pair(self, flat: Flat, strict: bool) -> tuple[list[Tensor], list[int], list[Tensor | None], list[str]]:
+        """Targets, the number of the stored tensor for each, a tensor for each stored one, and what does not fit."""
+        entries = self.index.tensors
+        problems: list[str] = []
+        if flat.skeleton.same_structure(self.index.skeleton):
+            pairs = list(enumerate(range(len(entries))))
+        else:
+            mine: Mapping[str, int] = _first_numbers(self.index.skeleton.names(), self.index.skeleton.refs)
+            theirs = _first_numbers(flat.skeleton.names(), flat.skeleton.refs)
+            pairs = list(dict.fromkeys((theirs[name], mine[name]) for name in theirs if name in mine))
+            if strict:
+                problems += [f"{name}: not stored" for name in theirs if name not in mine]
+                problems += [f"{name}: stored, not wanted" for name in mine if name not in theirs]
+        tensors: list[Tensor | None] = [None] * len(entries)
+        chosen: dict[int, int] = {}
+        for theirs_number, number in pairs:
+            entry, target = entries[number], flat.tensors[theirs_number]
+            if (entry.dtype, entry.shape) != (target.dtype, target.shape):
+                problems.append(
+                    f"{entry.name}: stored {_described(entry.dtype, entry.shape)}, wanted "
+                    f"{_described(target.dtype, target.shape)}"
+                )
+                continue
+            other = chosen.setdefault(theirs_number, number)
+            if entries[other].digest != entry.digest:
+                problems.append(f"{entry.name}: wanted as one tensor with {entries[other].name}, stored as two")
+                continue
+            if tensors[number] is None:
+                tensors[number] = target
+        return [flat.tensors[t] for t, _ in pairs], [n for _, n in pairs], tensors, problems
+
+    def _copy(self, targets: list[Tensor], sources: list[Tensor], sizes: list[int]) -> None:
+        if all(target.device.type == "cpu" for target in targets):
+            copy_tensors(targets, sources, sizes)
+            return
+        with torch.no_grad():
+            for target, source in zip(targets, sources, strict=True):
+                target.copy_(source)
+
+
+def _first_numbers(names: Sequence[str], refs: Sequence[int]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, ref in zip(names, refs, strict=True):
+        found.setdefault(name, ref)
+    return found
+
+
+def _described(dtype: torch.dtype, shape: Sequence[int]) -> str:
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
+
+
+def _bytes_view(memory: Tensor) -> memoryview:
+    if memory.numel() == 0:
+        return memoryview(b"")
+    return memoryview((ctypes.c_char * memory.numel()).from_address(memory.data_ptr())).cast("B")

@@ -1,0 +1,202 @@
+"""Saving one shard: ``stage`` copies the state into a slot while training waits, ``commit`` finishes in the background.
+
+The order is what makes a crash harmless: the slot's commit record is removed before its first byte changes and
+written again, last and by rename, when data, digests and index are in place.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from mlflashpoint.core import device
+from mlflashpoint.core.arena import Slot, file_of
+from mlflashpoint.core.container import replace_file
+from mlflashpoint.core.copying import copy_tensors
+from mlflashpoint.core.layout import Layout
+from mlflashpoint.core.record import ShardRecord
+from mlflashpoint.core.shard import digest_of, render_plain
+from mlflashpoint.core.state import Flat, flatten
+from mlflashpoint.errors import ContainerError, StateTypeError, StoreFullError
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A state taken apart and laid out, not yet copied; holds the state's tensors.
+
+    Attributes:
+        nbytes: room that it takes in a slot.
+    """
+
+    flat: Flat = field(repr=False)
+    layout: Layout = field(repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        return self.layout.nbytes
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A shard whose bytes lie in a slot, not yet committed. Holds nothing of the state.
+
+    Attributes:
+        slot: where.
+        nbytes: of the data.
+    """
+
+    slot: Slot
+    nbytes: int
+    layout: Layout = field(repr=False)
+    values: list[Any] = field(repr=False)
+    attributes: str = field(repr=False)
+
+
+class ShardSaver:
+    """Saves shards of one rank; keeps what it learnt about the state's structure from save to save."""
+
+    def __init__(self) -> None:
+        self._layout: Layout | None = None
+        self._cuda: device.CudaCopier | None = None
+
+    def plan(self, state: Any) -> Planned:
+        """Take ``state`` apart and lay it out; raises StateTypeError."""
+        flat = flatten(state)
+        layout = self._layout
+        if layout is None or not layout.fits(flat):
+            layout = self._layout = Layout(flat)
+        return Planned(flat, layout)
+
+    def size_of(self, state: Any) -> int:
+        """Bytes that ``state`` takes in a slot; raises StateTypeError."""
+        return self.plan(state).nbytes
+
+    def stage(self, slot: Slot, state: Any, *, attributes: Mapping[str, Any] | None = None) -> Staged:
+        """Copy ``state`` into ``slot``. When this returns the caller may change everything.
+
+        Args:
+            slot: its present content is given up first.
+            state: nested state, or what ``plan`` made of it.
+            attributes: plain values, and containers of such, that travel with the shard.
+
+        Raises:
+            StateTypeError: the state or the attributes hold what can't be stored; the slot is as before.
+            StoreFullError: the slot is too small; it is as before.
+            ContainerError: the slot can't be written.
+        """
+        planned = state if isinstance(state, Planned) else self.plan(state)
+        extra = flatten(dict(attributes or {}))
+        if extra.tensors:
+            raise StateTypeError(f"attribute {extra.names()[0]}: a tensor", remedy="put it into the state")
+        text = render_plain(extra.skeleton)
+        layout = planned.layout
+        if layout.nbytes > slot.capacity:
+            raise StoreFullError(
+                f"the state needs {layout.nbytes} bytes, the slot has {slot.capacity}",
+                path=slot.path,
+                remedy="reserve larger slots",
+            )
+        slot.invalidate()
+        self._copy(slot, planned)
+        return Staged(slot, layout.nbytes, layout, planned.flat.skeleton.values, text)
+
+    def commit(
+        self,
+        staged: Staged,
+        *,
+        job_id: str,
+        group: str,
+        incarnation: int,
+        step: int,
+        rank: int,
+        world_size: int,
+        topology: str = "",
+        resumed_from: int = -1,
+        run: str = "",
+        created_s: float | None = None,
+    ) -> ShardRecord:
+        """Make the staged shard complete: digests, index, and last the commit record. The arguments are its fields.
+
+        Raises:
+            StoreFullError: there is no room for the index.
+            ContainerError: a file can't be written. In both cases the slot holds nothing.
+        """
+        slot = staged.slot
+        buffer = slot.buffer
+        digests = [digest_of(buffer[entry.offset : entry.offset + entry.nbytes]) for entry in staged.layout.entries]
+        index = staged.layout.template.render(staged.values, digests, staged.attributes)
+        record = ShardRecord(
+            job_id=job_id,
+            group=group,
+            incarnation=incarnation,
+            step=step,
+            rank=rank,
+            world_size=world_size,
+            topology=topology,
+            index_bytes=len(index),
+            index_digest=digest_of(index),
+            data_bytes=staged.nbytes,
+            created_s=time.time() if created_s is None else created_s,
+            resumed_from=resumed_from,
+            run=run,
+        )
+        commit_files(slot, record, index)
+        return record
+
+    def _copy(self, slot: Slot, planned: Planned) -> None:
+        layout, flat = planned.layout, planned.flat
+        if slot.views is None or slot.views[0] is not layout:
+            slot.views = (layout, layout.views(slot.bytes))
+        views = slot.views[1]
+        kinds = {place.type for place in set(flat.devices)}
+        if kinds <= {"cpu"}:
+            copy_tensors(views, flat.tensors, layout.sizes)
+        else:
+            self._copy_mixed(slot, views, flat, layout.sizes)
+
+    def _copy_mixed(self, slot: Slot, views: list[Tensor], flat: Flat, sizes: list[int]) -> None:
+        groups: dict[Any, list[int]] = {}
+        for number, place in enumerate(flat.devices):
+            groups.setdefault(place, []).append(number)
+        for place, numbers in groups.items():
+            if place.type == "cuda":
+                slot.pin()
+                if self._cuda is None:
+                    self._cuda = device.CudaCopier()
+                self._cuda.start([views[n] for n in numbers], [flat.tensors[n] for n in numbers], place)
+        for place, numbers in groups.items():
+            if place.type == "cpu":
+                copy_tensors(
+                    [views[n] for n in numbers], [flat.tensors[n] for n in numbers], [sizes[n] for n in numbers]
+                )
+            elif place.type != "cuda":
+                for n in numbers:
+                    views[n].copy_(flat.tensors[n].detach())
+        if self._cuda is not None:
+            self._cuda.wait()
+
+
+def commit_files(slot: Slot, record: ShardRecord, index: bytes) -> None:
+    """Write a slot's index and then its commit record, each as a whole; the data is in place.
+
+    Raises:
+        StoreFullError: there is no room.
+        ContainerError: a file can't be written.
+    """
+    try:
+        replace_file(file_of(slot.path, "index"), index)
+        replace_file(file_of(slot.path, "commit"), record.to_json())
+    except OSError as error:
+        kind = StoreFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else ContainerError
+        raise kind(
+            f"the shard can't be committed: {error.strerror}",
+            path=slot.path,
+            step=record.step,
+            remedy="free memory on the store's file system",
+        ) from error
+    slot.record = record

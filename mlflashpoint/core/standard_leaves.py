@@ -1,0 +1,145 @@
+"""The allow-list's first entries: torch's sparse tensors, long byte strings, a few of Python's own types."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import ctypes
+import io
+import pathlib
+import types
+from typing import Any
+
+import torch
+
+from mlflashpoint.core.leaves import Leaf, register_leaf
+from mlflashpoint.errors import StateTypeError
+
+#: byte strings from this length on lie with the tensors instead of in the index
+LONG_BYTES = 4096
+_FACTORIES: dict[str, Any] = {"list": list, "dict": dict, "set": set, "int": int, "float": float, "str": str}
+
+
+def _tensor_of(data: bytes | bytearray) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def _bytes_of(tensor: Any) -> bytes:
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.uint8 or tensor.dim() != 1:
+        raise ValueError("not a tensor of bytes")
+    tensor = tensor.contiguous()
+    return ctypes.string_at(tensor.data_ptr(), tensor.numel()) if tensor.numel() else b""
+
+
+#: not looked up by type: most byte strings are short
+long_bytes = Leaf("bytes", bytes, _tensor_of, _bytes_of)
+
+
+def _take_coo_apart(tensor: torch.Tensor) -> dict[str, Any]:
+    bare = tensor.detach()
+    return {
+        "indices": bare._indices(),
+        "values": bare._values(),
+        "size": bare.shape,
+        "coalesced": bare.is_coalesced(),
+        "requires_grad": tensor.requires_grad,
+    }
+
+
+def _put_coo_together(state: Any) -> torch.Tensor:
+    return torch.sparse_coo_tensor(
+        state["indices"],
+        state["values"],
+        state["size"],
+        is_coalesced=bool(state["coalesced"]),
+        check_invariants=True,
+        requires_grad=bool(state["requires_grad"]),
+    )
+
+
+def _compressed(layout: torch.layout) -> Leaf:
+    by_row = layout in (torch.sparse_csr, torch.sparse_bsr)
+
+    def take_apart(tensor: torch.Tensor) -> dict[str, Any]:
+        bare = tensor.detach()
+        return {
+            "compressed": bare.crow_indices() if by_row else bare.ccol_indices(),
+            "plain": bare.col_indices() if by_row else bare.row_indices(),
+            "values": bare.values(),
+            "size": bare.shape,
+            "requires_grad": tensor.requires_grad,
+        }
+
+    def put_together(state: Any) -> torch.Tensor:
+        return torch.sparse_compressed_tensor(
+            state["compressed"],
+            state["plain"],
+            state["values"],
+            state["size"],
+            layout=layout,
+            check_invariants=True,
+            requires_grad=bool(state["requires_grad"]),
+        )
+
+    return Leaf(str(layout), torch.Tensor, take_apart, put_together)
+
+
+_sparse: dict[torch.layout, Leaf] = {
+    torch.sparse_coo: Leaf("torch.sparse_coo", torch.Tensor, _take_coo_apart, _put_coo_together),
+    **{
+        layout: _compressed(layout)
+        for layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+    },
+}
+_layouts = {leaf.name: leaf for leaf in _sparse.values()}
+
+
+def sparse_leaf(tensor: torch.Tensor) -> Leaf:
+    """How to take a tensor apart that is not strided; raises StateTypeError for a layout that is not known."""
+    leaf = _sparse.get(tensor.layout)
+    if leaf is None or type(tensor) is not torch.Tensor:
+        raise StateTypeError(
+            f"a {type(tensor).__name__} of layout {tensor.layout}", remedy="store its parts as strided tensors"
+        )
+    return leaf
+
+
+def untyped_leaf(name: str) -> Leaf | None:
+    """A leaf that is chosen by more than its type."""
+    return long_bytes if name == "bytes" else _layouts.get(name)
+
+
+def _take_defaultdict_apart(value: Any) -> dict[str, Any]:
+    factory = value.default_factory
+    name = None if factory is None else getattr(factory, "__name__", "")
+    if name is not None and _FACTORIES.get(name) is not factory:
+        raise StateTypeError(f"a defaultdict of {factory!r}", remedy="store dict(it)")
+    return {"factory": name, "items": dict(value)}
+
+
+def _put_defaultdict_together(state: Any) -> Any:
+    name = state["factory"]
+    return collections.defaultdict(None if name is None else _FACTORIES[name], state["items"])
+
+
+def _buffer_with(state: Any) -> io.BytesIO:
+    buffer = io.BytesIO(state["data"])
+    buffer.seek(state["position"])
+    return buffer
+
+
+register_leaf("bytearray", bytearray, _tensor_of, lambda state: bytearray(_bytes_of(state)))
+register_leaf(
+    "io.BytesIO", io.BytesIO, lambda value: {"data": value.getvalue(), "position": value.tell()}, _buffer_with
+)
+register_leaf("collections.defaultdict", collections.defaultdict, _take_defaultdict_apart, _put_defaultdict_together)
+register_leaf(
+    "types.SimpleNamespace",
+    types.SimpleNamespace,
+    lambda value: dict(vars(value)),
+    lambda s: types.SimpleNamespace(**s),
+)
+register_leaf(
+    "argparse.Namespace", argparse.Namespace, lambda value: dict(vars(value)), lambda s: argparse.Namespace(**s)
+)
+register_leaf("pathlib.PosixPath", pathlib.PosixPath, str, pathlib.PosixPath)
