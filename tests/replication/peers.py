@@ -1,0 +1,170 @@
+"""Real peer processes for the replication tests.
+
+Run as a script it is one rank: it obeys JSON commands on standard input and answers each with a JSON line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import queue
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+ANSWER_S = 60.0
+
+
+def pattern(seed: int, size: int) -> bytes:
+    """``size`` bytes that differ from place to place and from seed to seed."""
+    block = hashlib.shake_128(str(seed).encode()).digest(1 << 20)
+    return (block * (size // len(block) + 1))[:size] if size else b""
+
+
+def make_transport(kind: str, store, identity, **options):
+    if kind == "gloo":
+        from mlflashpoint.replication.gloo import GlooTransport
+
+        return GlooTransport(store, identity, **options)
+    from mlflashpoint.replication.mooncake import MooncakeTransport
+
+    return MooncakeTransport(store, identity, **options)
+
+
+class Peer:
+    """A rank in a process of its own."""
+
+    def __init__(self, kind: str, port: int, rank: int, **identity):
+        self.rank = rank
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, kind, str(port), str(rank), json.dumps(identity)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environ,
+        )
+        self._answers: queue.Queue = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                self._answers.put(json.loads(line))
+        self._answers.put({"error": "Gone", "text": "the process ended"})
+
+    def start(self, do: str, **arguments):
+        self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+        self.process.stdin.flush()
+        return self
+
+    def answer(self, timeout_s: float = ANSWER_S):
+        return self._answers.get(timeout=timeout_s)
+
+    def ask(self, do: str, **arguments):
+        return self.start(do, **arguments).answer()
+
+    def signal(self, number: int):
+        os.kill(self.process.pid, number)
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+        self.process.wait(30)
+        self.process.stdin.close()
+
+
+class _Rank:
+    """Obeys the commands; every method answers with plain data."""
+
+    def __init__(self, transport):
+        self.transport = transport
+        self.buffers: list[bytearray] = []
+
+    def ready(self):
+        return {}
+
+    def take(self, decision="acknowledge", timeout_s=20.0, fail_at=None):
+        incoming = self.transport.receive(timeout_s=timeout_s)
+        if incoming is None:
+            return {"none": True}
+        if decision == "refuse at once":
+            incoming.refuse(ValueError("no room"), timeout_s=timeout_s)
+            return {"source": incoming.source}
+        self.buffers = [bytearray(b"\xee" * size) for size in incoming.sizes]
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        incoming.accept([memoryview(buffer) for buffer in self.buffers], timeout_s=timeout_s)
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        if decision == "refuse":
+            incoming.refuse(ValueError("digest differs"), timeout_s=timeout_s)
+        else:
+            incoming.acknowledge(timeout_s=timeout_s)
+        return {
+            "source": incoming.source,
+            "header": incoming.header.hex(),
+            "sizes": list(incoming.sizes),
+            "digest": hashlib.sha256(b"".join(self.buffers)).hexdigest(),
+            "grown_kib": grown,
+        }
+
+    def send(self, peer, seed, sizes, timeout_s=20.0, signal_self=None):
+        def progress(_):
+            if signal_self:
+                os.kill(os.getpid(), signal_self)
+
+        buffers = [memoryview(pattern(seed + i, size)) for i, size in enumerate(sizes)]
+        self.transport.send(peer, b"from a process", buffers, timeout_s=timeout_s, progress=progress)
+        return {}
+
+    def offer(self, key, seed, sizes):
+        buffers = [memoryview(pattern(seed + i, size)) for i, size in enumerate(sizes)]
+        self.transport.offer(key, b"offered", buffers, timeout_s=10)
+        return {}
+
+    def cross(self, peer, size, rounds):
+        """Send and take at the same time."""
+        taken: list = []
+        taker = threading.Thread(target=lambda: taken.extend(self.take()["digest"] for _ in range(rounds)))
+        taker.start()
+        for turn in range(rounds):
+            self.send(peer, turn, [size])
+        taker.join(60)
+        return {"taken": taken}
+
+    def threads(self):
+        return {"names": [thread.name for thread in threading.enumerate()]}
+
+    def close(self):
+        self.transport.close(timeout_s=10)
+        return self.threads()
+
+
+def main() -> None:
+    import torch.distributed as dist
+
+    from mlflashpoint.replication.transport import Identity
+
+    kind, port, rank, identity = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    who = Identity(**{"job_id": "job", "group": "default", "incarnation": 1, "rank": rank, **identity})
+    me = _Rank(make_transport(kind, dist.PrefixStore("replication", store), who))
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            answer = getattr(me, command.pop("do"))(**command)
+        except Exception as error:
+            answer = {"error": type(error).__name__, "text": str(error), "at": time.time()}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+    me.transport.close(timeout_s=5)
+
+
+if __name__ == "__main__":
+    main()
