@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from mlflashpoint.adapter.lightning import leaves
+from mlflashpoint.adapter.lightning.packages import pytorch_package
 from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.errors import RankUnknownError
 from mlflashpoint.settings import StoreConfig
@@ -30,6 +32,7 @@ def store_opener(trainer: Any, config: StoreConfig, group: str) -> Callable[[], 
     def open_store() -> Runtime:
         from mlflashpoint.core.runtime import Runtime
 
+        leaves.register(pytorch_package(trainer).__name__)
         world_size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         launched = int(os.environ.get("WORLD_SIZE", world_size))
         if not trainer.world_size == world_size == launched:
@@ -44,7 +47,6 @@ def store_opener(trainer: Any, config: StoreConfig, group: str) -> Callable[[], 
             rank=trainer.global_rank,
             world_size=world_size,
             local_rank=trainer.local_rank,
-            store=dist.distributed_c10d._get_default_store() if world_size > 1 else None,
             group=group,
         )
 

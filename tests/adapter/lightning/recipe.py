@@ -1,0 +1,342 @@
+"""An ordinary Lightning recipe: it imports nothing of ours. The scenario is chosen by arguments, the ranks by the launcher."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import hashlib
+import importlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+
+PACKAGE = os.environ.get("RECIPE_PACKAGE", "lightning.pytorch")
+L = importlib.import_module(PACKAGE)
+FABRIC = "lightning.fabric" if PACKAGE == "lightning.pytorch" else "lightning_fabric"
+ModelCheckpoint = importlib.import_module(f"{PACKAGE}.callbacks").ModelCheckpoint
+CSVLogger = importlib.import_module(f"{PACKAGE}.loggers").CSVLogger
+TorchCheckpointIO = importlib.import_module(f"{FABRIC}.plugins.io.torch_io").TorchCheckpointIO
+AsyncCheckpointIO = importlib.import_module(f"{PACKAGE}.plugins.io").AsyncCheckpointIO
+
+WIDTH = 8
+SAMPLES = 64
+
+
+class Batches:
+    """A data loader that can be resumed: its position is part of the checkpoint."""
+
+    def __init__(self, rank: int, batch: int = 4) -> None:
+        generator = torch.Generator().manual_seed(7 + rank)
+        self.data = torch.randn(SAMPLES, WIDTH, generator=generator)
+        self.batch = batch
+        self.position = 0
+
+    def __len__(self) -> int:
+        return SAMPLES // self.batch
+
+    def __iter__(self):
+        self.position %= len(self)
+        while self.position < len(self):
+            start = self.position * self.batch
+            self.position += 1
+            yield self.data[start : start + self.batch]
+
+    def state_dict(self) -> dict:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.position = state["position"]
+
+
+class Model(L.LightningModule):
+    def __init__(self, width: int = WIDTH, settings: object = None) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = torch.nn.Sequential(
+            torch.nn.Linear(WIDTH, width), torch.nn.BatchNorm1d(width), torch.nn.Dropout(0.25), torch.nn.Linear(width, 1)
+        )
+
+    def training_step(self, batch, index):
+        loss = self.net(batch).pow(2).mean()
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch, index):
+        self.log("score", self.net(batch).mean())
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters(), 1e-2)
+        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.MultiStepLR(optimizer, [5, 9], 0.5), "interval": "step"}]
+
+
+class ShardedModel(Model):
+    """For FSDP and ModelParallel: no batch norm, wrapped in ``configure_model``."""
+
+    def __init__(self, width: int = WIDTH, settings: object = None) -> None:
+        super().__init__(width, settings)
+        self.net = torch.nn.Sequential(torch.nn.Linear(WIDTH, width), torch.nn.Dropout(0.25), torch.nn.Linear(width, 1))
+
+    def configure_model(self) -> None:
+        strategy = type(self.trainer.strategy).__name__
+        if strategy == "ModelParallelStrategy":
+            from torch.distributed.fsdp import fully_shard
+
+            fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
+
+
+class Foreign:
+    """An object that no checkpoint of ours may hold."""
+
+
+class Watcher(L.Callback):
+    """Has state of many types, kills its process at a step, and records what happened."""
+
+    def __init__(self, args) -> None:
+        self.args = args
+        self.count = 0
+        self.saves = 0
+        self.events: list[str] = []
+        self.started_at = -1
+
+    def state_dict(self) -> dict:
+        state = {
+            "count": self.count,
+            "where": Path("/some/where"),
+            "took": datetime.timedelta(seconds=3),
+            "nested": [{"shape": torch.Size([2, 3])}, (1, 2.5), argparse.Namespace(a=1)],
+        }
+        if self.args.foreign_at is not None and self.count == self.args.foreign_at:
+            state["foreign"] = Foreign()
+        return state
+
+    def load_state_dict(self, state: dict) -> None:
+        assert state["where"] == Path("/some/where") and state["took"] == datetime.timedelta(seconds=3)
+        assert state["nested"] == [{"shape": torch.Size([2, 3])}, (1, 2.5), argparse.Namespace(a=1)]
+        self.count = state["count"]
+        self.events.append(f"restored {self.count}")
+
+    def on_save_checkpoint(self, trainer, module, checkpoint) -> None:
+        self.saves += 1
+
+    def on_train_start(self, trainer, module) -> None:
+        self.started_at = trainer.global_step
+
+    def on_train_batch_start(self, trainer, module, batch, index) -> None:
+        if trainer.global_step == self.args.kill_at and trainer.global_rank == self.args.kill_rank:
+            if self.args.kill == "KILL":
+                # the version must have been settled, or the scenario would depend on the machine's pace
+                import time
+
+                time.sleep(self.args.settle_s)
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.args.kill == "TERM":
+                os.kill(os.getpid(), signal.SIGTERM)
+            if self.args.kill == "RAISE":
+                raise RuntimeError("the recipe failed")
+
+    def on_train_batch_end(self, trainer, module, *rest) -> None:
+        # counted per optimizer step, however many batches one takes
+        self.count = trainer.global_step
+
+    def on_validation_start(self, trainer, module) -> None:
+        self.events.append(f"validated {trainer.global_step}")
+
+
+class CountingIO(TorchCheckpointIO):
+    """The recipe's own CheckpointIO, with a file format of its own if asked to."""
+
+    def __init__(self, own_format: bool = False) -> None:
+        self.calls: list[str] = []
+        self.own_format = own_format
+
+    def save_checkpoint(self, checkpoint, path, storage_options=None):
+        self.calls.append(f"save {Path(path).name}")
+        if self.own_format:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            torch.save(checkpoint, path, _use_new_zipfile_serialization=False)
+            return
+        super().save_checkpoint(checkpoint, path, storage_options)
+
+    def load_checkpoint(self, path, *args, **kwargs):
+        self.calls.append(f"load {Path(path).name}")
+        return torch.load(path, weights_only=False) if self.own_format else super().load_checkpoint(path, *args, **kwargs)
+
+
+def digest(tensors) -> str:
+    """One hash of many tensors, to the bit."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        found.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def optimizer_tensors(optimizer):
+    for state in optimizer.state_dict()["state"].values():
+        yield from (value for _, value in sorted(state.items()) if isinstance(value, torch.Tensor))
+
+
+def parse(argv: list[str]):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--dir", required=True, help="the recipe's own folder, the same after a restart")
+    parser.add_argument("--strategy", default="auto")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--durable-every", type=int, default=0)
+    parser.add_argument("--durable-epochs", type=int, default=0)
+    parser.add_argument("--weights-only", action="store_true")
+    parser.add_argument("--validate-every", type=int, default=0)
+    parser.add_argument("--ckpt-path")
+    parser.add_argument("--width", type=int, default=WIDTH)
+    parser.add_argument("--kill-at", type=int)
+    parser.add_argument("--kill-rank", type=int, default=0)
+    parser.add_argument("--kill", default="KILL")
+    parser.add_argument("--settle-s", type=float, default=0.5)
+    parser.add_argument("--foreign-at", type=int)
+    parser.add_argument("--foreign-hparams", action="store_true")
+    parser.add_argument("--io", choices=("default", "custom", "async", "own"), default="default")
+    parser.add_argument("--max-time")
+    parser.add_argument("--fits", type=int, default=1)
+    parser.add_argument("--zero", action="store_true")
+    parser.add_argument("--library", help="base container: use the library form")
+    parser.add_argument("--every", type=int, default=2)
+    return parser.parse_args(argv)
+
+
+def trainer_for(args, watcher, io, folder: Path):
+    callbacks = [watcher]
+    if args.durable_every or args.durable_epochs:
+        callbacks.append(
+            ModelCheckpoint(
+                dirpath=folder / "durable",
+                filename="{step}",
+                every_n_train_steps=args.durable_every or None,
+                every_n_epochs=args.durable_epochs or None,
+                save_top_k=-1,
+                save_last=True,
+                save_weights_only=args.weights_only,
+            )
+        )
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    return L.Trainer(
+        accelerator="cpu",
+        strategy=make_strategy(args.strategy, ranks),
+        devices=ranks,
+        max_steps=args.steps,
+        max_epochs=args.epochs,
+        max_time=args.max_time,
+        accumulate_grad_batches=args.accumulate,
+        callbacks=callbacks,
+        plugins=[] if io is None else [io],
+        enable_checkpointing=bool(args.durable_every or args.durable_epochs),
+        logger=CSVLogger(folder / "logs", name="", version=f"{os.getpid()}"),
+        log_every_n_steps=1,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=1 if args.validate_every else 0,
+        val_check_interval=args.validate_every or None,
+        check_val_every_n_epoch=None if args.validate_every else 1,
+        num_sanity_val_steps=0,
+        default_root_dir=folder,
+        use_distributed_sampler=False,
+    )
+
+
+def make_strategy(name: str, ranks: int):
+    strategies = importlib.import_module(f"{PACKAGE}.strategies")
+    if name == "fsdp":
+        # Lightning and torch take a CPU only if told so; what a checkpoint holds stays FSDPStrategy's own
+        class OnCPU(strategies.FSDPStrategy):
+            def _setup_model(self, model):
+                from torch.distributed.fsdp import FullyShardedDataParallel
+
+                return FullyShardedDataParallel(model, device_id=torch.device("cpu"), **self.kwargs)
+
+        return OnCPU(auto_wrap_policy={torch.nn.Linear}, state_dict_type="sharded")
+    if name == "model_parallel":
+        return strategies.ModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1)
+    if name == "strange":
+
+        class StrangeStrategy(strategies.SingleDeviceStrategy):
+            def save_checkpoint(self, checkpoint, filepath, storage_options=None):
+                super().save_checkpoint(checkpoint, filepath, storage_options)
+
+        return StrangeStrategy(device=torch.device("cpu"))
+    return name
+
+
+def main(argv: list[str]) -> None:
+    args = parse(argv)
+    torch.set_num_threads(1)
+    L.seed_everything(3)
+    folder = Path(args.dir)
+    rank = int(os.environ.get("RANK", 0))
+    fits = []
+    for number in range(args.fits):
+        watcher = Watcher(args if number == args.fits - 1 else parse([*argv, "--kill-at", "-1"]))
+        inner = CountingIO(own_format=args.io == "own")
+        io = {"default": None, "custom": inner, "own": inner, "async": AsyncCheckpointIO(inner)}[args.io]
+        trainer = trainer_for(args, watcher, io, folder)
+        sharded = args.strategy in ("fsdp", "model_parallel")
+        model = (ShardedModel if sharded else Model)(args.width, Foreign() if args.foreign_hparams else None)
+        if args.zero:
+            use_zero(model)
+        if args.library:
+            use_library(args, trainer)
+        ckpt_path = args.ckpt_path
+        trainer.fit(model, Batches(rank), Batches(rank), ckpt_path=ckpt_path)
+        if args.validate_every:
+            trainer.validate(model, Batches(rank))
+        fits.append(describe(trainer, model, watcher, inner))
+    Path(args.out, f"result-{rank}.json").write_text(json.dumps({"fits": fits, **fits[-1]}))
+
+
+def describe(trainer, model, watcher, inner) -> dict:
+    metrics = Path(trainer.logger.log_dir, "metrics.csv") if trainer.is_global_zero else None
+    logged = []
+    if metrics and metrics.exists():
+        names, *rows = [line.split(",") for line in metrics.read_text().splitlines()]
+        logged = [int(row[names.index("step")]) for row in rows]
+    return {
+        "step": trainer.global_step,
+        "started_at": watcher.started_at,
+        "epoch": trainer.current_epoch,
+        "weights": digest(model.parameters()),
+        "buffers": digest(model.buffers()),
+        "optimizer": digest(optimizer_tensors(trainer.optimizers[0])),
+        "lr": trainer.optimizers[0].param_groups[0]["lr"],
+        "count": watcher.count,
+        "saves": watcher.saves,
+        "events": watcher.events,
+        "logged": logged,
+        "calls": inner.calls,
+        "ckpt_path": None if trainer.ckpt_path is None else str(trainer.ckpt_path),
+        "callbacks": [type(callback).__name__ for callback in trainer.callbacks],
+        "ours": sorted(name for name in sys.modules if name.startswith("mlflashpoint")),
+    }
+
+
+def use_zero(model) -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model.configure_optimizers = lambda: ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=1e-2)
+
+
+def use_library(args, trainer) -> None:
+    from mlflashpoint.adapter.nemo.checkpoint_callback import MLFlashpointCheckpointCallback
+    from mlflashpoint.adapter.nemo.wrapper_util import wrap_trainer_and_auto_resume_with_mlflashpoint
+
+    trainer.callbacks.append(MLFlashpointCheckpointCallback(args.library, args.every))
+    trainer.strategy.setup_environment()
+    resume = wrap_trainer_and_auto_resume_with_mlflashpoint(trainer, args.library, async_save=True)
+    resume.setup(trainer)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
