@@ -7,7 +7,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 python=${PYTHON:-$root/.venv/bin/python}
 folder=$root/.envs/megatron
 # what megatron-core imports beside torch; 0.15 breaks with numpy 2
-shared=("numpy<2" einops packaging PyYAML tqdm regex six)
+shared=("numpy<2" einops packaging PyYAML tqdm regex six psutil)
 
 "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || {
     echo "megatron.sh: $python is no Python 3.11; name one that has torch in PYTHON" >&2
