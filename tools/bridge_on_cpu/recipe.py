@@ -143,7 +143,7 @@ def configuration(options: Options) -> Any:
             **{
                 "save": options.save,
                 "load": options.load,
-                "save_interval": 1000,
+                "save_interval": 0,
                 "ckpt_format": "torch_dist",
                 "async_strategy": "mcore",
                 **options.checkpoint,

@@ -1,0 +1,63 @@
+"""Bridge's checkpointing context with our local manager in it."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.util
+import logging
+from typing import Any, Protocol
+
+from mlflashpoint.adapter.megatron_bridge import job
+from mlflashpoint.adapter.megatron_bridge.local_manager import MLFlashpointLocalCheckpointManager
+
+log = logging.getLogger("mlflashpoint.adapter.megatron_bridge")
+
+
+class Original(Protocol):
+    """The one call of a patched function: with the caller's arguments, or with others."""
+
+    error: BaseException | None
+
+    def __call__(self) -> Any: ...
+
+    def using(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+def initialise(original: Original, checkpoint_config: Any) -> dict[str, Any]:
+    """Bridge's ``init_checkpointing_context`` for a job whose local checkpoints go to memory; else as it is.
+
+    Bridge runs without the local type, so it makes no manager of NVRx's, and NVRx need not be there.
+    """
+    this = job.current_for(checkpoint_config)
+    if this is None or not this.active or checkpoint_config.non_persistent_ckpt_type != "local":
+        result: dict[str, Any] = original()
+        return result
+    bare = copy.copy(checkpoint_config)
+    bare.non_persistent_ckpt_type = None
+    result = original.using(bare)
+    if getattr(checkpoint_config, "replication", False):
+        log.info("checkpoint.replication is NVRx's; copies on other nodes are made by MLFLASHPOINT_REPLICAS")
+    _do_without_nvrx()
+    this.manager = MLFlashpointLocalCheckpointManager(checkpoint_config)
+    result["local_checkpoint_manager"] = this.manager
+    return result
+
+
+def checkpoint_exists(durable: bool, path: Any) -> bool:
+    """Bridge's ``checkpoint_exists(path)``; true also where the job's adapters can be resumed from memory instead.
+
+    Bridge's resume decision for PEFT asks this question alone, and only after it has asked the local manager in vain.
+    """
+    this = job.current()
+    if durable or this is None or path is None or not this.can_resume_adapters:
+        return durable
+    return bool(path == this.config.checkpoint.load)
+
+
+def _do_without_nvrx() -> None:
+    """Let Megatron-Core assemble a tensor-aware state dict where NVRx, which gives it only a base class, is missing."""
+    name = "megatron.core.dist_checkpointing.tensor_aware_state_dict"
+    if importlib.util.find_spec("nvidia_resiliency_ext") is None:
+        module: Any = importlib.import_module(name)
+        module.HAVE_NVRX = True

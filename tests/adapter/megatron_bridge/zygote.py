@@ -1,0 +1,76 @@
+"""A worker that imports Bridge once and forks a fresh process for every run that it is asked for.
+
+Importing Bridge costs 15 s of processor time, a run of six steps one. ``torchrun`` starts one such worker per rank, under
+the agent or not, as any training script. Every run is then a process of its own, with its own process group, that can
+be killed for real. Talk is by files in a folder: ``run-<n>.json`` asks, ``run-<n>.pid.<rank>`` and ``run-<n>.exit.<rank>`` answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+_IDLE_S = 600
+
+
+def serve(folder: Path) -> dict | None:
+    """Answer requests until ``stop`` appears; returns in the forked child, with the request, to run it."""
+    rank = os.environ["RANK"]
+    number = 0
+    last = time.monotonic()
+    Path(folder, f"ready.{rank}").touch()
+    while time.monotonic() - last < _IDLE_S and os.getppid() != 1:
+        request = folder / f"run-{number}.json"
+        if (folder / "stop").exists():
+            return None
+        if not request.exists():
+            time.sleep(0.02)
+            continue
+        asked = json.loads(request.read_text())
+        child = os.fork()
+        if child == 0:
+            log = os.open(folder / f"run-{number}.log.{rank}", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            os.environ.update(asked["environ"], TORCHELASTIC_USE_AGENT_STORE="False", MASTER_PORT=str(asked["port"]))
+            return asked
+        temporary = folder / f"run-{number}.pid.{rank}.tmp"
+        temporary.write_text(str(child))
+        temporary.rename(folder / f"run-{number}.pid.{rank}")
+        _, status = os.waitpid(child, 0)
+        temporary.write_text(str(os.waitstatus_to_exitcode(status)))
+        temporary.rename(folder / f"run-{number}.exit.{rank}")
+        number += 1
+        last = time.monotonic()
+    return None
+
+
+def main() -> None:
+    # torchrun's own end must not leave runs behind
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    import bridge_on_cpu
+
+    bridge_on_cpu.prepare()
+    import torch
+
+    torch.set_num_threads(1)
+    bridge_on_cpu.settle()
+    import megatron.bridge.training.gpt_step
+    import megatron.bridge.training.pretrain
+    from megatron.bridge.peft.lora import LoRA  # noqa: F401
+
+    sys.path.insert(0, str(Path(__file__).parent))
+    import train
+
+    request = serve(Path(sys.argv[1]))
+    if request is not None:
+        sys.path[:0] = request.get("sys_path", [])
+        train.main(request)
+
+
+if __name__ == "__main__":
+    main()
