@@ -5,10 +5,10 @@ Run as a script it is one rank: it obeys JSON commands on standard input and ans
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import queue
+import random
 import resource
 import signal
 import subprocess
@@ -17,14 +17,23 @@ import threading
 import time
 from pathlib import Path
 
+import xxhash
+
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_S = 60.0
 
 
 def pattern(seed: int, size: int) -> bytes:
     """``size`` bytes that differ from place to place and from seed to seed."""
-    block = hashlib.shake_128(str(seed).encode()).digest(1 << 20)
+    block = random.Random(seed).randbytes(1 << 20)
     return (block * (size // len(block) + 1))[:size] if size else b""
+
+
+def xxh(*parts) -> str:
+    hasher = xxhash.xxh3_128()
+    for part in parts:
+        hasher.update(part)
+    return hasher.hexdigest()
 
 
 def make_transport(kind: str, store, identity, **options):
@@ -110,7 +119,7 @@ class _Rank:
             "source": incoming.source,
             "header": incoming.header.hex(),
             "sizes": list(incoming.sizes),
-            "digest": hashlib.sha256(b"".join(self.buffers)).hexdigest(),
+            "digest": xxh(*self.buffers),
             "grown_kib": grown,
         }
 
@@ -128,6 +137,13 @@ class _Rank:
         self.transport.offer(key, b"offered", buffers, timeout_s=10)
         return {}
 
+    def offer_shard(self, key, seed, size):
+        from tests.replication.sinks import shard
+
+        given = shard(pattern(seed, size))
+        self.transport.offer(key, given.header, given.buffers, timeout_s=10)
+        return {}
+
     def cross(self, peer, size, rounds):
         """Send and take at the same time."""
         taken: list = []
@@ -137,6 +153,18 @@ class _Rank:
             self.send(peer, turn, [size])
         taker.join(60)
         return {"taken": taken}
+
+    def replicate(self, holders, timeout_s=20.0, room=1 << 40):
+        """Hand the transport to a replicator whose replicas lie in plain memory."""
+        from mlflashpoint.replication.replicator import Replicator
+        from tests.replication.sinks import MemorySink
+
+        self.sink = MemorySink(room)
+        self.replicator = Replicator(self.transport, holders=holders, sink=self.sink, timeout_s=timeout_s)
+        return {}
+
+    def replicas(self):
+        return {str(rank): [header.decode(), xxh(data)] for rank, (header, data) in self.sink.replicas.items()}
 
     def threads(self):
         return {"names": [thread.name for thread in threading.enumerate()]}

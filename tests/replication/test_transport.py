@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 import queue
 import signal
@@ -19,11 +18,8 @@ from tests.replication import peers
 pytestmark = pytest.mark.multiprocess
 
 MIB = 1 << 20
-LARGE = 200 * MIB  # several pieces on each lane, and far more than the sockets buffer
-
-
-def digest(*parts):
-    return hashlib.sha256(b"".join(parts)).hexdigest()
+LARGE = 136 * MIB  # several pieces on the lanes
+HUGE = 264 * MIB  # when the first piece has arrived, far more is missing than the sockets buffer
 
 
 class Fabric:
@@ -69,7 +65,7 @@ def test_a_sent_shard_arrives_byte_for_byte_in_the_receivers_buffers(fabric, siz
     fabric.send(parts, header=b"\x00\xffheader", progress=moved.append)
     taken = fabric.peer.answer()
     assert (taken["source"], taken["header"], taken["sizes"]) == (0, b"\x00\xffheader".hex(), sizes)
-    assert taken["digest"] == digest(*parts) and sum(moved) == sum(sizes)
+    assert taken["digest"] == peers.xxh(*parts) and sum(moved) == sum(sizes)
 
 
 def test_no_intermediate_buffer_stands_between_the_two_memories(fabric):
@@ -97,7 +93,7 @@ def test_a_refusal_reaches_the_sender_with_its_reason_and_the_next_send_works(fa
     assert caught.value.rank == 1 and fabric.peer.answer()["source"] == 0
     fabric.peer.start("take")
     fabric.send([b"y" * 100])
-    assert fabric.peer.answer()["digest"] == digest(b"y" * 100)
+    assert fabric.peer.answer()["digest"] == peers.xxh(b"y" * 100)
 
 
 def test_a_range_is_fetched_into_the_same_place_and_nothing_else_is_touched(fabric):
@@ -149,15 +145,15 @@ def test_crossing_sends_all_arrive(fabric):
             buffer = bytearray(incoming.sizes[0])
             incoming.accept([memoryview(buffer)], timeout_s=30)
             incoming.acknowledge(timeout_s=30)
-            taken.append(digest(buffer))
+            taken.append(peers.xxh(buffer))
 
     taker = threading.Thread(target=take)
     taker.start()
     for turn in range(rounds):
         fabric.send([peers.pattern(100 + turn, size)])
     taker.join(60)
-    assert taken == [digest(peers.pattern(turn, size)) for turn in range(rounds)]
-    assert fabric.peer.answer()["taken"] == [digest(peers.pattern(100 + turn, size)) for turn in range(rounds)]
+    assert taken == [peers.xxh(peers.pattern(turn, size)) for turn in range(rounds)]
+    assert fabric.peer.answer()["taken"] == [peers.xxh(peers.pattern(100 + turn, size)) for turn in range(rounds)]
 
 
 def test_a_header_that_is_a_malicious_pickle_stays_bytes(fabric, tmp_path):
@@ -194,7 +190,7 @@ def test_a_peer_that_takes_nothing_is_an_error_at_the_deadline_and_the_next_send
     assert fabric.peer.ask("take", timeout_s=3)["error"] in ("PeerError", "DeadlineExceededError")
     fabric.peer.start("take")
     fabric.send([b"z" * MIB])
-    assert fabric.peer.answer()["digest"] == digest(b"z" * MIB)
+    assert fabric.peer.answer()["digest"] == peers.xxh(b"z" * MIB)
 
 
 def test_a_receiver_that_stalls_in_the_middle_is_an_error_at_the_deadline_and_the_next_send_works(fabric):
@@ -208,54 +204,55 @@ def test_a_receiver_that_stalls_in_the_middle_is_an_error_at_the_deadline_and_th
     fabric.peer.start("take", timeout_s=20)
     try:
         with pytest.raises(DeadlineExceededError, match="rank 1"):
-            fabric.send([peers.pattern(3, LARGE)], timeout_s=3.0, progress=stop_the_peer)
+            fabric.send([peers.pattern(3, HUGE)], timeout_s=3.0, progress=stop_the_peer)
     finally:
         fabric.peer.signal(signal.SIGCONT)
     assert fabric.peer.answer()["error"] in ("PeerError", "DeadlineExceededError")
     fabric.peer.start("take")
-    fabric.send([peers.pattern(4, LARGE)])
-    assert fabric.peer.answer()["digest"] == digest(peers.pattern(4, LARGE))
+    fabric.send([peers.pattern(4, MIB)])
+    assert fabric.peer.answer()["digest"] == peers.xxh(peers.pattern(4, MIB))
 
 
 def test_a_sender_that_stalls_in_the_middle_lets_go_of_the_receivers_buffer_for_good(fabric):
-    fabric.peer.start("send", peer=0, seed=5, sizes=[LARGE], timeout_s=3.0, signal_self=signal.SIGSTOP)
+    fabric.peer.start("send", peer=0, seed=5, sizes=[HUGE], timeout_s=3.0, signal_self=signal.SIGSTOP)
     incoming = fabric.me.receive(timeout_s=20)
-    buffer = bytearray(LARGE)
+    buffer = bytearray(HUGE)
     try:
         with pytest.raises(DeadlineExceededError, match="rank 1"):
             incoming.accept([memoryview(buffer)], timeout_s=3.0)
-        buffer[:] = b"\xcc" * LARGE
+        buffer[:] = b"\xcc" * HUGE
     finally:
         fabric.peer.signal(signal.SIGCONT)
     assert fabric.peer.answer()["error"] in ("PeerError", "DeadlineExceededError")
-    assert buffer.count(0xCC) == LARGE
-    fabric.peer.start("send", peer=0, seed=6, sizes=[LARGE])
+    assert buffer.count(0xCC) == HUGE
+    buffer = bytearray(MIB)
+    fabric.peer.start("send", peer=0, seed=6, sizes=[MIB])
     incoming = fabric.me.receive(timeout_s=20)
     incoming.accept([memoryview(buffer)], timeout_s=20)
     incoming.acknowledge(timeout_s=20)
-    assert fabric.peer.answer() == {} and buffer == peers.pattern(6, LARGE)
+    assert fabric.peer.answer() == {} and buffer == peers.pattern(6, MIB)
 
 
 def test_a_receiver_killed_in_the_middle_is_an_error_and_its_successor_gets_the_next_shard(fabric):
     fabric.peer.start("take")
     with pytest.raises((PeerError, DeadlineExceededError), match="rank 1"):
-        fabric.send([peers.pattern(7, LARGE)], timeout_s=10.0, progress=lambda _: fabric.peer.signal(signal.SIGKILL))
+        fabric.send([peers.pattern(7, HUGE)], timeout_s=10.0, progress=lambda _: fabric.peer.signal(signal.SIGKILL))
     fabric.peer.stop()
     with pytest.raises((PeerError, DeadlineExceededError), match="rank 1"):
         fabric.send([b"nobody is there"], timeout_s=1.0)
     fabric.restart().start("take")
-    fabric.send([peers.pattern(8, LARGE)])
+    fabric.send([peers.pattern(8, MIB)])
     while (taken := fabric.peer.answer()).get("error"):
         # what was sent while nobody was there may be found first: its sender has given up
         fabric.peer.start("take")
-    assert taken["digest"] == digest(peers.pattern(8, LARGE))
+    assert taken["digest"] == peers.xxh(peers.pattern(8, MIB))
 
 
 def test_a_sender_killed_in_the_middle_is_an_error_and_its_successor_is_heard(fabric):
-    fabric.peer.start("send", peer=0, seed=9, sizes=[LARGE], timeout_s=20.0, signal_self=signal.SIGKILL)
+    fabric.peer.start("send", peer=0, seed=9, sizes=[HUGE], timeout_s=20.0, signal_self=signal.SIGKILL)
     incoming = fabric.me.receive(timeout_s=20)
     with pytest.raises((PeerError, DeadlineExceededError), match="rank 1"):
-        incoming.accept([memoryview(bytearray(LARGE))], timeout_s=20)
+        incoming.accept([memoryview(bytearray(HUGE))], timeout_s=20)
     fabric.peer.stop()
     fabric.restart().start("send", peer=0, seed=10, sizes=[MIB])
     buffer = bytearray(MIB)
