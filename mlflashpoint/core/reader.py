@@ -164,6 +164,14 @@ class ShardReader:
         view = self._all_views()[self._names[name]]
         return (view if region is None else view[region]).clone()
 
+    def view(self, name: str) -> Tensor:
+        """One tensor where it lies in the store, not to be written to; raises StateMismatchError.
+
+        Once the reader is closed the slot may be overwritten, and with it what the view shows.
+        """
+        self.entry(name)
+        return self._all_views()[self._names[name]]
+
     def copy_into(self, name: str, target: Tensor, region: tuple[slice, ...] | None = None) -> None:
         """Copy one tensor, or a part of it, into ``target``.
 
