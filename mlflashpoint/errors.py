@@ -137,3 +137,7 @@ class PeerError(FlashpointError):
 
 class ReplicationError(PeerError):
     """A replica could not be delivered, checked or fetched."""
+
+
+class TimingsError(FlashpointError):
+    """A log, a result file or an argument of ``mlflashpoint timings`` or ``mlflashpoint ab`` can't be used."""

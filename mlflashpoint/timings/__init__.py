@@ -1,1 +1,1 @@
-"""Checkpoint timings of training logs: parse, compare, report."""
+"""Checkpoint timings out of training logs, and the comparison of two runs. Standard library only; no torch."""

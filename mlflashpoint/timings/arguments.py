@@ -1,0 +1,121 @@
+"""Command-line arguments that ``mlflashpoint timings`` and ``mlflashpoint ab`` have in common."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlflashpoint.errors import TimingsError
+
+_LABEL = re.compile(r"[\w][\w.+-]{0,63}")
+
+
+class Once(argparse.Action):
+    """An option that stands once: the second one would silently win."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        seen = namespace.__dict__.setdefault("_seen", set())
+        if self.dest in seen:
+            parser.error(f"{option} is given twice")
+        seen.add(self.dest)
+        setattr(namespace, self.dest, values)
+
+
+class Parser(argparse.ArgumentParser):
+    """Complains in one line; the exit code for a usage error is 2."""
+
+    def error(self, message: str) -> Any:
+        raise TimingsError(message, remedy=f"see '{self.prog} --help'")
+
+
+def label(text: str) -> str:
+    """The name of an arm: it becomes part of file names and job ids."""
+    if not _LABEL.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no label: use letters, digits, '.', '_', '+' and '-', up to 64")
+    return text
+
+
+def whole(minimum: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = minimum - 1
+        if number < minimum:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {minimum}")
+        return number
+
+    return parse
+
+
+def number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e12:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
+    return value
+
+
+def add_comparison(parser: argparse.ArgumentParser) -> None:
+    """The options that say how two arms are compared."""
+    parser.add_argument(
+        "--skip-first",
+        type=whole(0),
+        default=0,
+        metavar="N",
+        action=Once,
+        help="leave out the first N saves of each timer and run: a first save is cold",
+    )
+    parser.add_argument(
+        "--control", metavar="TIMER", action=Once, help="the timer that no arm changes; default: that of durable saves"
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=number,
+        default=2.0,
+        metavar="PERCENT",
+        action=Once,
+        help="a control that differs by less is never held against the comparison (default 2)",
+    )
+    parser.add_argument(
+        "--headline",
+        action="store_true",
+        help="also print durable save against substituted save, with the mode in which it is a saving",
+    )
+    parser.add_argument("--durable", metavar="TIMER", action=Once, help="the headline's timer in the baseline")
+    parser.add_argument("--substitute", metavar="TIMER", action=Once, help="the headline's timer in the candidate")
+    parser.add_argument(
+        "--seed", type=whole(0), default=0, metavar="N", action=Once, help="seed of the bootstrap (default 0)"
+    )
+
+
+def comparison_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What ``add_comparison`` read, as keywords of ``compare``."""
+    return {
+        "skip_first": arguments.skip_first,
+        "control": arguments.control,
+        "tolerance_percent": arguments.tolerance,
+        "headline": arguments.headline,
+        "durable": arguments.durable,
+        "substitute": arguments.substitute,
+        "seed": arguments.seed,
+    }
+
+
+def different_files(paths: Sequence[Path | None]) -> None:
+    """Raises TimingsError if two of an invocation's files are the same one."""
+    seen = set()
+    for path in paths:
+        if path is None:
+            continue
+        resolved = path.resolve()
+        if resolved in seen:
+            raise TimingsError("the same file is named twice", path=path)
+        seen.add(resolved)

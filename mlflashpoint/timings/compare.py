@@ -1,0 +1,276 @@
+"""Two arms side by side: the rows, the control that vouches for them, and the headline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlflashpoint.errors import TimingsError
+from mlflashpoint.timings import stats
+from mlflashpoint.timings.samples import BACKGROUND, TimingSet
+
+#: timers of durable saves, which no arm changes, the preferred one first
+CONTROLS = ("save-checkpoint", "global-checkpoint-save", "observed-durable-save")
+#: timers of the saves that stand in for durable ones, the preferred one first
+SUBSTITUTES = ("save-checkpoint-non-persistent", "observed-non-persistent-save", "flashpoint-save")
+#: a control that differs by less is never held against the comparison
+TOLERANCE_PERCENT = 2.0
+#: with more noise than this a control that does not differ says nothing
+LARGEST_NOISE_PERCENT = 30.0
+
+MODE_SENTENCE = (
+    "It is a saving only in replace mode, where those steps skip the durable write; in non_persistent and augment mode "
+    "the durable write still happens, and the memory save is added cost."
+)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One timer of one arm; times in seconds per save."""
+
+    n: int
+    mean: float
+    median: float
+    p95: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Summary:
+        return cls(len(values), stats.mean(values), stats.median(values), stats.quantile(values, 0.95))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One timer in both arms; what needs both sides is None where one is missing.
+
+    Attributes:
+        delta: candidate's mean minus baseline's, seconds.
+        percent: the same in percent of the baseline's mean.
+        factor: baseline's mean over candidate's.
+        interval: 95 % bootstrap interval of ``delta``; None with fewer than two saves on a side.
+        control: whether this is the row that neither arm changes.
+        background: whether the time blocks nothing.
+    """
+
+    timer: str
+    baseline: Summary | None
+    candidate: Summary | None
+    delta: float | None = None
+    percent: float | None = None
+    factor: float | None = None
+    interval: tuple[float, float] | None = None
+    control: bool = False
+    background: bool = False
+
+
+@dataclass(frozen=True)
+class Headline:
+    """Durable save of the baseline against its substitute in the candidate; means in seconds."""
+
+    durable_timer: str
+    durable: float
+    substitute_timer: str
+    substitute: float
+
+    @property
+    def factor(self) -> float | None:
+        return self.durable / self.substitute if self.substitute else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What the reports show.
+
+    Attributes:
+        invalid: reasons why the difference between the arms can't be put down to what was to be compared.
+        cautions: what else a reader has to know.
+        control: one sentence about the control row.
+        vouched: whether the control shows the runs to be alike.
+        skipped_first: saves of each timer and run that were left out at the start.
+    """
+
+    baseline: TimingSet
+    candidate: TimingSet
+    rows: tuple[Row, ...]
+    control: str
+    vouched: bool
+    invalid: tuple[str, ...]
+    cautions: tuple[str, ...]
+    headline: Headline | None
+    seed: int
+    skipped_first: int
+
+
+def compare(
+    baseline: TimingSet,
+    candidate: TimingSet,
+    *,
+    skip_first: int = 0,
+    control: str | None = None,
+    headline: bool = False,
+    durable: str | None = None,
+    substitute: str | None = None,
+    seed: int = 0,
+    tolerance_percent: float = TOLERANCE_PERCENT,
+) -> Comparison:
+    """Compare two labels.
+
+    Args:
+        baseline: the arm that is compared with.
+        candidate: the arm under test.
+        skip_first: saves of each timer to leave out at the start of each run.
+        control: timer that neither arm changes; by default the first of ``CONTROLS`` that both have.
+        headline: whether to work out durable against substituted.
+        durable: timer of the headline in the baseline, by default the control.
+        substitute: timer of the headline in the candidate, by default the first of ``SUBSTITUTES`` that it has.
+        seed: of the bootstrap.
+        tolerance_percent: difference of the control that is never held against the comparison.
+
+    Raises:
+        TimingsError: both have one label, nothing is left after ``skip_first``, or a timer that was asked for is
+            missing.
+    """
+    if baseline.label == candidate.label:
+        raise TimingsError(
+            f"the label {baseline.label!r} is used twice", remedy="parse the two arms' logs with two different labels"
+        )
+    one, other = baseline.without_first(skip_first), candidate.without_first(skip_first)
+    for timings in (one, other):
+        if not timings.timers:
+            raise TimingsError(f"no sample of {timings.label!r} is left", remedy="leave fewer out with --skip-first")
+    name = _control_name(one, other, control)
+    names = sorted({*one.timers, *other.timers}, key=lambda timer: _place(timer, name, one, other))
+    rows = tuple(_row(timer, one, other, timer == name, seed) for timer in names)
+    verdict = _judge(next((row for row in rows if row.control), None), one, other, tolerance_percent)
+    return Comparison(
+        baseline=one,
+        candidate=other,
+        rows=rows,
+        control=verdict.sentence,
+        vouched=verdict.holds,
+        invalid=tuple(verdict.against + _different_jobs(one, other)),
+        cautions=tuple(_cautions(rows, one, other)),
+        headline=_headline(one, other, durable or name, substitute) if headline else None,
+        seed=seed,
+        skipped_first=skip_first,
+    )
+
+
+def _control_name(one: TimingSet, other: TimingSet, wanted: str | None) -> str | None:
+    if wanted is not None:
+        for timings in (one, other):
+            if wanted not in timings.timers:
+                raise TimingsError(f"no timer {wanted!r} in {timings.label!r}", remedy=_names(timings))
+        return wanted
+    return next((timer for timer in CONTROLS if timer in one.timers and timer in other.timers), None)
+
+
+def _names(timings: TimingSet) -> str:
+    return f"it has {', '.join(timings.timers)}"
+
+
+def _place(timer: str, control: str | None, one: TimingSet, other: TimingSet) -> tuple[bool, bool, int, bool, str]:
+    """Sort key: the control, then what both have, then the rest; our own timers lie inside the frameworks' ones."""
+    sides = 0 if timer in one.timers and timer in other.timers else 1 if timer in other.timers else 2
+    return timer != control, timer.startswith(BACKGROUND), sides, timer.startswith("flashpoint-"), timer
+
+
+def _values(timings: TimingSet, timer: str) -> list[float]:
+    return [sample.seconds for sample in timings.timers.get(timer, ())]
+
+
+def _row(timer: str, one: TimingSet, other: TimingSet, control: bool, seed: int) -> Row:
+    before, after = _values(one, timer), _values(other, timer)
+    background = timer.startswith(BACKGROUND)
+    if not before or not after:
+        left, right = (Summary.of(values) if values else None for values in (before, after))
+        return Row(timer, left, right, control=control, background=background)
+    left, right = Summary.of(before), Summary.of(after)
+    delta = right.mean - left.mean
+    return Row(
+        timer,
+        left,
+        right,
+        delta=delta,
+        percent=100 * delta / left.mean if left.mean else None,
+        factor=left.mean / right.mean if right.mean else None,
+        interval=stats.bootstrap_difference(before, after, seed=seed),
+        control=control,
+        background=background,
+    )
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    sentence: str
+    holds: bool = False
+    against: tuple[str, ...] = ()
+
+
+def _judge(row: Row | None, one: TimingSet, other: TimingSet, tolerance: float) -> _Verdict:
+    if row is None or row.baseline is None or row.candidate is None or row.delta is None:
+        return _Verdict("No control: no timer of durable saves is in both arms, so nothing vouches for the difference.")
+    # Welch's interval, not the bootstrap's: it is right for the three or four durable saves that a short run has
+    interval = stats.welch_interval(_values(one, row.timer), _values(other, row.timer))
+    change = "n/a" if row.percent is None else f"{row.percent:+.1f} %"
+    if interval is None:
+        return _Verdict(f"Control {row.timer}: {change}; one save in an arm does not tell its noise.")
+    share = 50 * (interval[1] - interval[0]) / row.baseline.mean if row.baseline.mean else 0.0
+    noise = f"noise of ±{share:.1f} %"
+    if (interval[0] > 0 or interval[1] < 0) and abs(row.delta) > tolerance / 100 * row.baseline.mean:
+        return _Verdict(
+            f"Control {row.timer} differs by {change}, beyond its {noise}.",
+            against=(
+                f"the control {row.timer} differs by {change}, beyond its {noise}: the runs differ in something else "
+                "than the arm",
+            ),
+        )
+    if share > LARGEST_NOISE_PERCENT:
+        return _Verdict(f"Control {row.timer}: {change}, but its {noise} would hide a difference of that size.")
+    return _Verdict(f"Control {row.timer}: {change}, within its {noise}.", holds=True)
+
+
+def _different_jobs(one: TimingSet, other: TimingSet) -> tuple[str, ...]:
+    found = []
+    for fact, words in (
+        ("frameworks", "framework"),
+        ("parameters", "number of parameters"),
+        ("world_size", "world size"),
+    ):
+        mine, theirs = one.job.get(fact, []), other.job.get(fact, [])
+        if mine and theirs and set(map(str, mine)).isdisjoint(map(str, theirs)):
+            found.append(
+                f"the {words} differs: {', '.join(map(str, mine))} in {one.label}, "
+                f"{', '.join(map(str, theirs))} in {other.label}"
+            )
+    return tuple(found)
+
+
+def _cautions(rows: Sequence[Row], one: TimingSet, other: TimingSet) -> list[str]:
+    found = []
+    few = [
+        f"{row.timer} ({summary.n} in {timings.label})"
+        for row in rows
+        for summary, timings in ((row.baseline, one), (row.candidate, other))
+        if summary is not None and summary.n < 5
+    ]
+    if few:
+        found.append(f"Fewer than 5 saves, too few for the interval and the p95 to mean much: {', '.join(few)}.")
+    for timings in (one, other):
+        found += [f"{timings.label}: {note}." for note in timings.notes]
+    return found
+
+
+def _headline(one: TimingSet, other: TimingSet, durable: str | None, substitute: str | None) -> Headline:
+    if durable is None:
+        durable = next((timer for timer in CONTROLS if timer in one.timers), None)
+    if durable is None or durable not in one.timers:
+        what = f"timer {durable!r}" if durable else "timer of durable saves"
+        raise TimingsError(f"no headline: no {what} in {one.label!r}", remedy=f"name one with --durable; {_names(one)}")
+    if substitute is None:
+        substitute = next((timer for wanted in SUBSTITUTES for timer in other.timers if timer.startswith(wanted)), None)
+    if substitute is None or substitute not in other.timers:
+        what = f"timer {substitute!r}" if substitute else "timer of memory saves"
+        raise TimingsError(
+            f"no headline: no {what} in {other.label!r}", remedy=f"name one with --substitute; {_names(other)}"
+        )
+    return Headline(durable, stats.mean(_values(one, durable)), substitute, stats.mean(_values(other, substitute)))

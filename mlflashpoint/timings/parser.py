@@ -1,0 +1,183 @@
+"""Logs of one label to a ``TimingSet``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+
+from mlflashpoint.errors import TimingsError
+from mlflashpoint.timings.lines import LineSplitter, chunks
+from mlflashpoint.timings.samples import Sample, Source, TimingSet
+from mlflashpoint.timings.scan import JobFacts, LogScan, TimerChoice
+
+_LOOKED_FOR = "timer blocks of Megatron, checkpoint lines of NeMo or NeMo RL, 'mlflashpoint save' records"
+
+
+def parse(label: str, paths: Sequence[str], *, timers: Iterable[str] = (), skip_empty: bool = False) -> TimingSet:
+    """Read all ``paths`` (``-`` is standard input) as logs of one label.
+
+    Several files are several runs, unless they complete each other: files that hold different ranks of the same saves
+    are one run.
+
+    Args:
+        label: name of the arm.
+        paths: the log files.
+        timers: shell patterns of timer names to keep, empty for all that have to do with checkpoints.
+        skip_empty: pass over files without timings, instead of refusing them.
+
+    Raises:
+        TimingsError: a file can't be read, is empty, holds no timings, is of another job than the rest, or repeats
+            what another one holds.
+    """
+    _no_file_twice(paths)
+    scans: list[tuple[str, LogScan]] = []
+    fingerprints: list[frozenset[object]] = []
+    sources, notes = [], []
+    for path in paths:
+        scan, overlong = _scan(path, TimerChoice(timers))
+        if not scan.samples:
+            if not skip_empty:
+                raise _no_timings(path, scan, len(paths) > 1)
+            notes.append(f"{path}: no timings in it")
+            continue
+        fingerprint = frozenset(scan.fingerprint())
+        for (other_path, other), others in zip(scans, fingerprints, strict=True):
+            _same_job(label, other_path, other.facts, path, scan.facts)
+            _no_copy(other_path, others, path, fingerprint)
+        scans.append((path, scan))
+        fingerprints.append(fingerprint)
+        sources.append(Source(path, scan.lines, scan.samples, scan.duplicates, scan.torn, overlong, scan.collapsed))
+    if not scans:
+        raise TimingsError(f"none of the logs of {label!r} holds a checkpoint timing", remedy=f"needed: {_LOOKED_FOR}")
+    return _together(label, scans, tuple(sources), notes)
+
+
+def _scan(path: str, choice: TimerChoice) -> tuple[LogScan, int]:
+    scan, splitter = LogScan(choice), LineSplitter()
+    for chunk in chunks(path):
+        scan.feed(splitter.feed(chunk))
+    scan.feed(splitter.finish())
+    scan.finish()
+    return scan, splitter.overlong
+
+
+def _no_timings(path: str, scan: LogScan, several: bool) -> TimingsError:
+    if not scan.lines:
+        message = "the log is empty"
+    else:
+        message = f"no checkpoint timing in {scan.lines} lines"
+        if scan.torn:
+            message += f", and {scan.torn} torn ones"
+    remedy = f"needed: {_LOOKED_FOR}"
+    if several:
+        remedy += "; --skip-empty passes over files of ranks that log none"
+    return TimingsError(message, path=path, remedy=remedy)
+
+
+def _no_file_twice(paths: Sequence[str]) -> None:
+    seen: dict[object, str] = {}
+    for path in paths:
+        key: object = path
+        if path != "-" and os.path.exists(path):
+            status = os.stat(path)
+            key = (status.st_dev, status.st_ino)
+        if key in seen:
+            raise TimingsError("the same log is given twice", path=path)
+        seen[key] = path
+
+
+def _same_job(label: str, one_path: str, one: JobFacts, other_path: str, other: JobFacts) -> None:
+    for what, mine, theirs in (
+        ("framework", one.frameworks, other.frameworks),
+        ("parameters on the first model-parallel rank", one.parameters, other.parameters),
+        ("world size", one.world_size, other.world_size),
+        ("arm", one.arms, other.arms),
+    ):
+        # files of other ranks than the last need not tell; a job with several models names them all
+        if mine and theirs and mine.isdisjoint(theirs):
+            raise TimingsError(
+                f"logs of different jobs under the label {label!r}: {what} {_words(mine)} in {one_path}, "
+                f"{_words(theirs)} in {other_path}",
+                remedy="parse them under two labels",
+            )
+
+
+def _words(values: Iterable[object]) -> str:
+    return ", ".join(sorted(map(str, values)))
+
+
+def _no_copy(one_path: str, one: frozenset[object], other_path: str, other: frozenset[object]) -> None:
+    # a few equal numbers can be chance
+    if min(len(one), len(other)) >= 3 and (one <= other or other <= one):
+        raise TimingsError(
+            f"every timing of one of {one_path} and {other_path} is in the other one too",
+            remedy="give one of the two: the same saves would count twice",
+        )
+
+
+def _together(label: str, scans: list[tuple[str, LogScan]], sources: tuple[Source, ...], notes: list[str]) -> TimingSet:
+    runs: list[LogScan] = []
+    for _, scan in scans:
+        partner = next((run for run in runs if run.ranked.completes(scan.ranked)), None)
+        if partner is None:
+            runs.append(scan)
+        else:
+            partner.ranked.absorb(scan.ranked)
+            partner.block_saves += scan.block_saves
+    timers: dict[str, list[Sample]] = {}
+    failed: dict[str, int] = {}
+    skipped: dict[str, int] = {}
+    for number, run in enumerate(runs):
+        for block in run.block_saves:
+            sample = Sample(
+                round(block.seconds, 9),
+                number,
+                block.order,
+                block.step,
+                None if block.least is None else round(block.least, 9),
+            )
+            timers.setdefault(block.timer, []).append(sample)
+        for timer, save in run.ranked.items():
+            if save.skipped or not save.ok:
+                into = skipped if save.skipped else failed
+                into[timer] = into.get(timer, 0) + 1
+                continue
+            sample = Sample(round(save.seconds, 9), number, save.order, save.step, ranks=len(save.ranks))
+            timers.setdefault(timer, []).append(sample)
+    if not timers:
+        raise TimingsError(
+            f"no save of {label!r} went well on all ranks", remedy='the log says why: look for "ok": false'
+        )
+    for samples in timers.values():
+        samples.sort(key=lambda sample: (sample.run, sample.order))
+    facts = [scan.facts for _, scan in scans]
+    return TimingSet(
+        label=label,
+        timers={timer: tuple(samples) for timer, samples in sorted(timers.items())},
+        job={
+            "frameworks": sorted({name for fact in facts for name in fact.frameworks}),
+            "parameters": sorted({count for fact in facts for count in fact.parameters}),
+            "world_size": sorted({size for fact in facts for size in fact.world_size}),
+        },
+        failed=failed,
+        skipped=skipped,
+        sources=sources,
+        notes=(*notes, *_notes(scans, failed, skipped)),
+    )
+
+
+def _notes(scans: list[tuple[str, LogScan]], failed: dict[str, int], skipped: dict[str, int]) -> list[str]:
+    notes = []
+    for path, scan in scans:
+        if scan.collapsed:
+            notes.append(
+                f"{path}: Ray left {scan.collapsed} save records out (their maximum across ranks is not known); "
+                "run with RAY_DEDUP_LOGS=0"
+            )
+        if scan.torn:
+            notes.append(f"{path}: {scan.torn} torn pieces of timings were left out")
+        for step in scan.facts.resumed_from:
+            notes.append(f"{path}: the job resumed from a checkpoint of step {step}")
+    notes += [f"{timer}: {count} saves failed on some rank and are left out" for timer, count in failed.items()]
+    notes += [f"{timer}: {count} saves were skipped and are left out" for timer, count in skipped.items()]
+    return notes

@@ -1,0 +1,66 @@
+"""Who wrote a line: takes off what launchers, log collectors and terminals put around a process's own text."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import NamedTuple
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b-\x1a]")
+_RAY_REPEATED = re.compile(r" ?\[repeated (\d+)x across cluster\].*$")
+
+#: what may precede the text, in any order; the group names the writer, a prefix without one only tells the time
+_PREFIXES = (
+    re.compile(r" *(\d+): "),  # srun --label
+    re.compile(r"\[([A-Za-z_]+\d+)\]:"),  # torchrun --tee
+    re.compile(r"\(([^()]{0,200}\bpid=\d+[^()]{0,200})\) "),  # Ray, SkyPilot
+    re.compile(r"\[(pod/[^\]\s]{1,300})\] "),  # kubectl logs --prefix
+    re.compile(r"([\w.-]{1,100}) +\| "),  # docker compose
+    # kubectl logs --timestamps, and the file of a container runtime (CRI)
+    re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d) (?:(?:stdout|stderr) [FP] )?"),
+)
+_DOCKER_JSON = '{"log":'
+
+
+class Line(NamedTuple):
+    """A line as its process wrote it.
+
+    Attributes:
+        stream: what told the writer apart from others, empty if nothing did.
+        text: the line itself, its indentation kept.
+        repeated: how many further processes' lines Ray has left out in favour of this one.
+    """
+
+    stream: str
+    text: str
+    repeated: int
+
+
+def strip(raw: bytes) -> Line:
+    """``raw`` (one line, no line end) without prefixes, colours and control characters."""
+    text = _ANSI.sub("", raw.decode("utf-8", "replace")).rstrip()
+    repeated = 0
+    if "across cluster]" in text and (found := _RAY_REPEATED.search(text)):
+        repeated = min(int(found[1][:9]), 10**6)
+        text = text[: found.start()]
+    if text.startswith(_DOCKER_JSON):
+        text = _docker(text)
+    names: list[str] = []
+    place = 0
+    for _ in range(len(_PREFIXES)):
+        for prefix in _PREFIXES:
+            if found := prefix.match(text, place):
+                names += [name for name in found.groups() if name]
+                place = found.end()
+                break
+        else:
+            break
+    return Line("/".join(names), text[place:], repeated)
+
+
+def _docker(text: str) -> str:
+    try:
+        log = json.loads(text)["log"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return text
+    return _ANSI.sub("", log).rstrip() if isinstance(log, str) else text

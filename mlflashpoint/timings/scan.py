@@ -1,0 +1,187 @@
+"""Everything that one log tells of checkpoint times, line by line, in memory that grows with the saves alone."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlflashpoint.timings import blocks, prefix, records
+from mlflashpoint.timings.saves import RankedSaves, RowFilter
+from mlflashpoint.timings.steps import StepClock
+
+#: a line without any of these is not looked at
+_OF_INTEREST = re.compile(
+    rb"across ranks|\. ?: |[^ ]{40}: |rank +\d+: |:\s*$|:\x1b|time \(|mlflashpoint |Global Checkpoint "
+    rb"|iteration|aving checkpoint|Step \d|\d\ds\b|parameters on|world size|across cluster"
+)
+_PARAMETERS = re.compile(r"number of parameters on \([^)]*\) model parallel rank \(0(?:, 0)*\): +(\d{1,20})$")
+_WORLD_SIZE = re.compile(r"using world size: (\d{1,9}),")
+_RESUMED = re.compile(r"successfully loaded checkpoint from .* at iteration (\d{1,15})$")
+
+#: framework -> what its logs are recognised by
+MEGATRON, NEMO, NEMO_RL = "Megatron", "NeMo", "NeMo RL"
+
+
+@dataclass
+class BlockSave:
+    """A sample that one line or block told completely.
+
+    Attributes:
+        seconds: maximum across ranks.
+        least: minimum across ranks, None if the log does not tell.
+        values: all numbers of it, in seconds.
+        fine: whether they are exact enough to tell two saves apart.
+    """
+
+    timer: str
+    step: int | None
+    order: int
+    seconds: float
+    least: float | None
+    values: tuple[float, ...]
+    fine: bool
+
+
+@dataclass
+class JobFacts:
+    """What tells one job's log from another's.
+
+    Attributes:
+        frameworks: whose timing lines were seen.
+        parameters: parameters on the first model-parallel rank, of every model that the log names.
+        world_size: number of ranks, as often as the log names it.
+        arms: arms of ``mlflashpoint ab`` that wrote the log.
+        resumed_from: training steps that the log says it went on from.
+    """
+
+    frameworks: set[str] = field(default_factory=set)
+    parameters: set[int] = field(default_factory=set)
+    world_size: set[int] = field(default_factory=set)
+    arms: set[str] = field(default_factory=set)
+    resumed_from: list[int] = field(default_factory=list)
+
+
+class TimerChoice:
+    """Which timers of a framework's blocks are kept: all that have to do with checkpoints, or those that match.
+
+    Args:
+        patterns: shell patterns of timer names; empty for the checkpoint timers.
+    """
+
+    def __init__(self, patterns: Iterable[str] = ()) -> None:
+        self._patterns = tuple(patterns)
+
+    def __call__(self, timer: str) -> bool:
+        if self._patterns:
+            return any(fnmatch.fnmatchcase(timer, pattern) for pattern in self._patterns)
+        lowered = timer.lower()
+        return "checkpoint" in lowered or "ckpt" in lowered
+
+
+class LogScan:
+    """Feed it a log's lines in order, then ``finish``.
+
+    Attributes:
+        lines: number of lines seen.
+        collapsed: our save records that Ray left out of the log.
+        torn: pieces of timing lines that could not be used.
+    """
+
+    def __init__(self, choice: TimerChoice | None = None) -> None:
+        self.lines = 0
+        self.collapsed = 0
+        self.facts = JobFacts()
+        self.ranked = RankedSaves()
+        self.block_saves: list[BlockSave] = []
+        self._choice = choice or TimerChoice()
+        self._clock = StepClock()
+        self._blocks = blocks.TimerBlocks(self._clock)
+        self._filter = RowFilter()
+        self._torn_records = 0
+        self._order = 0
+
+    @property
+    def torn(self) -> int:
+        return self._torn_records + self._blocks.torn
+
+    @property
+    def duplicates(self) -> int:
+        return self._filter.duplicates + self.ranked.duplicates
+
+    @property
+    def samples(self) -> int:
+        return len(self.block_saves) + sum(1 for _ in self.ranked.items())
+
+    def fingerprint(self) -> Iterator[object]:
+        """One value per timing that is fine enough to be no coincidence, equal for the same one in another log."""
+        yield from self.ranked.identities()
+        for save in self.block_saves:
+            if save.fine:
+                yield save.timer, save.values
+
+    def feed(self, lines: Iterable[bytes]) -> None:
+        for raw in lines:
+            self.lines += 1
+            if _OF_INTEREST.search(raw):
+                self._line(prefix.strip(raw))
+
+    def finish(self) -> None:
+        """The log has ended."""
+        for row in self._blocks.finish():
+            self._row(row, MEGATRON)
+
+    def _line(self, line: prefix.Line) -> None:
+        stream, text, repeated = line
+        self._clock.feed(stream, text)
+        for row in self._blocks.feed(stream, text):
+            self._row(row, MEGATRON)
+        if "mlflashpoint " in text:
+            self._own(text, repeated)
+        elif "Global Checkpoint " in text and (record := records.nemo_record(text)):
+            self._record(record)
+            self.facts.frameworks.add(NEMO)
+        elif "• " in text and (found := records.nemo_rl_row(text)):
+            self._row(blocks.Row(stream, found[0], (found[1],), self._clock.moment(stream)), NEMO_RL)
+        elif "number of parameters on " in text and (match := _PARAMETERS.search(text)):
+            self.facts.parameters.add(int(match[1]))
+        elif "using world size" in text and (match := _WORLD_SIZE.search(text)):
+            self.facts.world_size.add(int(match[1]))
+        elif "successfully loaded checkpoint" in text and (match := _RESUMED.search(text)):
+            step = int(match[1])
+            if self.facts.resumed_from[-1:] != [step]:
+                self.facts.resumed_from.append(step)
+
+    def _own(self, text: str, repeated: int) -> None:
+        try:
+            record = records.own_record(text)
+        except records.TornRecordError:
+            self._torn_records += 1
+            return
+        if isinstance(record, records.RankRecord):
+            self._record(record)
+            self.collapsed += repeated
+        elif isinstance(record, Mapping):
+            self._announcement(record)
+
+    def _announcement(self, fields: Mapping[str, Any]) -> None:
+        if isinstance(arm := fields.get("arm"), str):
+            self.facts.arms.add(arm)
+
+    def _record(self, record: records.RankRecord) -> None:
+        self._order += self.ranked.add(record, self._order)
+
+    def _row(self, row: blocks.Row, framework: str) -> None:
+        self.facts.frameworks.add(framework)
+        if not self._choice(row.timer) or self._filter.is_copy(row):
+            return
+        saves = "load" not in row.timer
+        step = self._clock.step_of_save(row.moment) if saves else None
+        if framework == MEGATRON and self._filter.is_known(row, step):
+            return
+        least = None if len(row.values) == 1 else min(row.values)
+        sample = BlockSave(row.timer, step, self._order, max(row.values), least, row.values, framework == MEGATRON)
+        self.block_saves.append(sample)
+        self._order += 1
