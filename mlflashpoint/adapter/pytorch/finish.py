@@ -1,0 +1,165 @@
+"""How a save of a DCP checkpoint becomes final on all ranks.
+
+DCP tells the coordinator alone, after all ranks have written, that the checkpoint is whole, and only there is its
+metadata known. Each rank's shard is committed when that word has reached it through the job's store, with the metadata
+in it. So a version is complete exactly if DCP finished it, and any one shard describes all of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlflashpoint.adapter.pytorch.shards import pack
+from mlflashpoint.core.channel import Channel, poll
+from mlflashpoint.core.deadline import Deadline
+from mlflashpoint.core.shard import digest_of
+from mlflashpoint.errors import DeadlineExceededError, FlashpointError, PeerError
+
+#: characters of a record in the job's store
+_PIECE = 512 << 10
+#: structures whose metadata stays in the job's store
+_KEPT = 2
+#: saves whose outcome stays there; the slowest rank is never that far behind
+_OUTCOMES = 32
+
+
+class Bulletin:
+    """Metadata of checkpoints in the job's store, by digest: saves of one structure send it once.
+
+    Args:
+        channel: talk that this group's DCP saves alone use; None for a job of one rank.
+    """
+
+    def __init__(self, channel: Channel | None) -> None:
+        self.channel = channel
+        self._known: dict[str, str] = {}
+        self._posted: list[tuple[str, int]] = []
+        self._outcomes: list[str] = []
+
+    def post(self, metadata: bytes) -> tuple[str, str]:
+        """Make it readable for all; returns its digest and its packed text."""
+        digest = digest_of(metadata)
+        text = self._known.get(digest)
+        if text is None:
+            text = pack(metadata)
+            if self.channel is not None:
+                pieces = [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]
+                for number, piece in enumerate(pieces):
+                    self.channel.post(f"metadata/{digest}/{number}", piece)
+                self._posted.append((digest, len(pieces)))
+                self.channel.post(f"metadata/{digest}", len(pieces))
+                while len(self._posted) > _KEPT:
+                    old, count = self._posted.pop(0)
+                    self.channel.delete(f"metadata/{old}", *(f"metadata/{old}/{n}" for n in range(count)))
+            self._remember(digest, text)
+        return digest, text
+
+    def read(self, digest: str) -> str:
+        """The packed text of that digest; raises PeerError if it is not there."""
+        text = self._known.get(digest)
+        if text is None:
+            assert self.channel is not None
+            count = self.channel.read(f"metadata/{digest}")
+            if not isinstance(count, int):
+                raise PeerError("the checkpoint's metadata is not in the job's store")
+            text = "".join(map(str, self.channel.read_many([f"metadata/{digest}/{n}" for n in range(count)])))
+            self._remember(digest, text)
+        return text
+
+    def decide(self, key: str, final: bool, text: str) -> tuple[bool, str]:
+        """Settle a save for all ranks; the first to speak wins."""
+        assert self.channel is not None
+        self._outcomes.append(key)
+        while len(self._outcomes) > _OUTCOMES:
+            self.channel.delete(self._outcomes.pop(0))
+        settled = self.channel.decide(key, [final, text])
+        return bool(settled[0]), str(settled[1])
+
+    def _remember(self, digest: str, text: str) -> None:
+        self._known[digest] = text
+        while len(self._known) > _KEPT:
+            del self._known[next(iter(self._known))]
+
+
+@dataclass
+class Save:
+    """One save of one rank, from its begin to the coordinator's word.
+
+    Attributes:
+        step: training step.
+        attempt: number of saves of that step before it.
+        outcome: True once it is final, False once it is known not to be, None meanwhile.
+    """
+
+    step: int
+    attempt: int = 0
+    outcome: bool | None = None
+    _metadata: bytes | None = None
+    _shared: bool = False
+    _failure: FlashpointError | None = None
+
+    @property
+    def key(self) -> str:
+        return f"save/{self.step}-{self.attempt}"
+
+    @property
+    def alone(self) -> bool:
+        """Whether this rank finished it for itself, without the others."""
+        return self._metadata is not None and not self._shared
+
+    def finish(self, metadata: bytes, *, shared: bool) -> None:
+        """All ranks have written, DCP says; ``shared`` if the other ranks wait for this one to pass it on."""
+        self._shared = shared
+        self._metadata = metadata
+
+    def abandon(self, failure: FlashpointError) -> None:
+        """It will not be finished, as far as this rank can tell."""
+        if self.outcome is None and self._metadata is None:
+            self.outcome = False
+            self._failure = failure
+
+    def settle(self, bulletin: Bulletin, *, world_size: int, deadline_s: float) -> str:
+        """Wait for the outcome; in the background, on every rank.
+
+        Args:
+            bulletin: where the metadata is.
+            world_size: ranks of the group.
+            deadline_s: longest wait in seconds.
+
+        Returns:
+            the packed metadata.
+
+        Raises:
+            PeerError: some rank could not write, or DCP did not finish the save.
+            DeadlineExceededError: the coordinator did not finish it in time.
+        """
+        try:
+            text = self._settle(bulletin, world_size, Deadline(deadline_s))
+        except BaseException:
+            self.outcome = False
+            raise
+        self.outcome = True
+        return text
+
+    def _settle(self, bulletin: Bulletin, world_size: int, deadline: Deadline) -> str:
+        def look() -> tuple[bool, str] | None:
+            if self._failure is not None:
+                raise self._failure
+            if self._metadata is not None:
+                digest, _ = bulletin.post(self._metadata)
+                return bulletin.decide(self.key, True, digest) if self._shared else (True, digest)
+            raw = None if bulletin.channel is None else bulletin.channel.read(self.key)
+            return None if raw is None else (bool(raw[0]), str(raw[1]))
+
+        found = poll(look, deadline, world_size=world_size)
+        if found is None:
+            raise DeadlineExceededError(
+                f"the coordinator did not finish the save within {deadline.seconds:g} s",
+                step=self.step,
+                setting="MLFLASHPOINT_DEADLINE_S",
+                remedy="look whether dcp.save returned on rank 0",
+            )
+        final, text = found
+        if not final:
+            raise PeerError(f"another rank could not write: {text}", step=self.step)
+        return bulletin.read(text)

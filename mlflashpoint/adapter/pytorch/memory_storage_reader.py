@@ -1,0 +1,188 @@
+"""A DCP storage reader of the memory store: any world size, any layout, shards from wherever they lie."""
+
+from __future__ import annotations
+
+import io
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from mlflashpoint.adapter.pytorch.metadata_codec import VersionMetadata, chunk_key
+from mlflashpoint.adapter.pytorch.shards import Shards, item_name, split_version
+from mlflashpoint.core.checkpoint_loader import DefaultMLFlashpointCheckpointLoader
+from mlflashpoint.core.copying import copy_tensors
+from mlflashpoint.core.ids import CheckpointContainerId
+from mlflashpoint.core.runtime import Runtime
+from mlflashpoint.errors import CheckpointIdError, ShardFormatError, StateMismatchError, TopologyMismatchError
+
+log = logging.getLogger("mlflashpoint.adapter")
+
+
+class MemoryStorageReader(StorageReader):
+    """Reads DCP checkpoints from memory, for ``dcp.load``.
+
+    Args:
+        path: the version, or the base container; ``checkpoint_id`` of ``dcp.load`` goes before it.
+        checkpoint_loader: what found the version; None takes a new one.
+
+    A version that ``checkpoint_loader.get_latest_complete_checkpoint`` has just found was checked by all ranks, and its
+    shards may lie on any node. Any other version is looked for on this node alone, and checked here.
+
+    Raises (within a CheckpointException on all ranks, if DCP calls it): NoVersionError, ShardCorruptError,
+    ShardFormatError, TopologyMismatchError, StateMismatchError, CheckpointIdError.
+    """
+
+    def __init__(self, path: Any = None, checkpoint_loader: DefaultMLFlashpointCheckpointLoader | None = None) -> None:
+        super().__init__()
+        self._loader = checkpoint_loader if checkpoint_loader is not None else DefaultMLFlashpointCheckpointLoader()
+        self.checkpoint_id: CheckpointContainerId | None = None if path is None else CheckpointContainerId(str(path))
+        self._shards: Shards | None = None
+        self._runtime: Runtime | None = None
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """A new load begins."""
+        self.close()
+        if checkpoint_id is not None:
+            self.checkpoint_id = CheckpointContainerId(str(checkpoint_id))
+
+    def read_metadata(self) -> Metadata:
+        """What the version holds."""
+        return self.version_metadata().metadata
+
+    def version_metadata(self) -> VersionMetadata:
+        """What the version holds, and which rank's shard has each part."""
+        shards = self.shards()
+        rank = self._own_rank(shards)
+        scope = shards.attribute(rank).get("scope")
+        if scope == "rank" and self._world_size() not in (shards.world_size, None):
+            raise TopologyMismatchError(
+                f"step {shards.step} was saved by {shards.world_size} ranks each for itself (no_dist), the job has "
+                f"{self._world_size()}",
+                step=shards.step,
+                remedy="start the job with as many ranks, or save with dcp.save's collectives",
+            )
+        return shards.metadata(rank)
+
+    def shards(self) -> Shards:
+        """The version's shards, opened on demand; ``close`` lets go of them."""
+        if self._shards is None:
+            if self.checkpoint_id is None:
+                raise CheckpointIdError("no checkpoint id", remedy="pass checkpoint_id to dcp.load")
+            found = self._loader.found(self.checkpoint_id)
+            if found is not None:
+                self._runtime = found[0]
+                self._shards = Shards.recovered(*found)
+            else:
+                self._shards = Shards.on_node(self.checkpoint_id, self._loader.stores.group)
+        return self._shards
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Nothing to set up: what is needed was found with the metadata."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Copy what the plan asks for out of the store; the slots are let go of before it returns."""
+        shards, described = self.shards(), self.version_metadata()
+        try:
+            self._read(plan.items, planner, shards, described)
+            shards.confirm()
+            base, step = split_version(str(self.checkpoint_id))
+            self._loader.stores.reached(base, step, resumed=True)
+        finally:
+            self.close()
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        try:
+            split_version(str(checkpoint_id))
+        except CheckpointIdError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Let go of the slots."""
+        if self._shards is not None:
+            self._shards.close()
+        self._shards = self._runtime = None
+
+    def _read(self, items: list[ReadItem], planner: LoadPlanner, shards: Shards, described: VersionMetadata) -> None:
+        # A planner that acts on each tensor once it is filled has to see it filled.
+        at_once = type(planner).commit_tensor is DefaultLoadPlanner.commit_tensor
+        targets: list[Tensor] = []
+        sources: list[Tensor] = []
+        for item in items:
+            try:
+                holder = described.holder(item.storage_index)
+            except KeyError:
+                raise ShardFormatError(
+                    f"the version holds no {item.storage_index.fqn!r} at {item.storage_index.offset}", step=shards.step
+                ) from None
+            stored = shards.view(holder, item_name(*chunk_key(item.storage_index)))
+            if item.type is LoadItemType.BYTE_IO:
+                planner.load_bytes(item, io.BytesIO(stored.numpy().tobytes()))
+                continue
+            source = _part(stored, item.storage_offsets, item.lengths)
+            target = planner.resolve_tensor(item).detach()
+            if target.shape != source.shape:
+                raise StateMismatchError(
+                    f"{item.dest_index.fqn}: a part of {list(source.shape)} elements for a place of "
+                    f"{list(target.shape)}",
+                    step=shards.step,
+                )
+            if at_once:
+                targets.append(target)
+                sources.append(source)
+            else:
+                _copy([target], [source])
+                planner.commit_tensor(item, target)
+        _copy(targets, sources)
+
+    def _own_rank(self, shards: Shards) -> int:
+        """The rank whose shard tells of the version: this one's own if it has one."""
+        runtime = self._runtime
+        if runtime is not None:
+            return runtime.rank % shards.world_size
+        if torch.distributed.is_initialized():
+            return torch.distributed.get_rank() % shards.world_size
+        return 0
+
+    def _world_size(self) -> int | None:
+        if self._runtime is not None:
+            return self._runtime.world_size
+        return torch.distributed.get_world_size() if torch.distributed.is_initialized() else None
+
+
+def _part(stored: Tensor, offsets: torch.Size, lengths: torch.Size) -> Tensor:
+    if stored.shape == lengths:
+        return stored
+    for dim, (offset, length) in enumerate(zip(offsets, lengths, strict=True)):
+        if stored.shape[dim] != length:
+            stored = stored.narrow(dim, offset, length)
+    return stored
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    if all(
+        target.device.type == "cpu" and target.dtype == source.dtype
+        for target, source in zip(targets, sources, strict=True)
+    ):
+        copy_tensors(targets, sources, [source.numel() * source.element_size() for source in sources])
+        return
+    with torch.no_grad():
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)

@@ -1,0 +1,294 @@
+"""A DCP storage writer that stores each rank's part of a checkpoint in the memory store."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from mlflashpoint.adapter.pytorch.finish import Bulletin, Save
+from mlflashpoint.adapter.pytorch.metadata_codec import ChunkKey, chunk_key, encode_metadata
+from mlflashpoint.adapter.pytorch.planner import StructureSavePlanner
+from mlflashpoint.adapter.pytorch.shards import ATTRIBUTE, item_name, split_version
+from mlflashpoint.adapter.pytorch.stager import ReusedStager
+from mlflashpoint.core.checkpoint_saver import DefaultMLFlashpointCheckpointSaver
+from mlflashpoint.core.ids import CheckpointContainerId
+from mlflashpoint.core.runtime import Runtime, SaveResult
+from mlflashpoint.core.shard import digest_of
+from mlflashpoint.errors import CheckpointIdError, FlashpointError, PeerError, StateTypeError, StepError
+
+log = logging.getLogger("mlflashpoint.adapter")
+
+
+@dataclass(frozen=True)
+class _Table:
+    """What one rank wrote, told to the coordinator: the items if it may not know them yet, and their digest."""
+
+    rank: int
+    digest: str
+    items: tuple[ChunkKey, ...] | None
+
+
+class MemoryStorageWriter(StorageWriter):
+    """Writes DCP checkpoints into memory: ``dcp.save`` and ``dcp.async_save``, with threads or with processes.
+
+    Args:
+        checkpoint_saver: whose store to use; None takes the process's own.
+        mp_manager, thread_count: accepted for the guide's sake and not used.
+        side_files: small named files that every rank's shard carries, for the adapters of frameworks.
+
+    The checkpoint's id is ``<base container>/step-<n>_ckpt``. Blocking is the copy of this rank's data alone; digests,
+    metadata and replicas follow in the background. A version counts once DCP has finished it on the coordinator.
+
+    Attributes:
+        planner: keeps the plan from save to save; pass it to ``dcp.save`` to plan once per structure.
+        topology: fingerprint of the parallel layout, equal on all ranks; named if the version can't be resharded.
+
+    Raises (as DCP does, on all ranks, within a CheckpointException): StoreFullError, StateTypeError, SlotBusyError,
+    StepError, ContainerError.
+    """
+
+    _synchronize_after_execute = False
+
+    def __init__(
+        self,
+        checkpoint_saver: DefaultMLFlashpointCheckpointSaver | None = None,
+        *,
+        mp_manager: Any = None,
+        thread_count: int = 1,
+        side_files: Mapping[str, bytes] | None = None,
+    ) -> None:
+        super().__init__()
+        self._saver = checkpoint_saver if checkpoint_saver is not None else DefaultMLFlashpointCheckpointSaver()
+        self.planner = StructureSavePlanner()
+        self.topology = ""
+        self.side_files: dict[str, bytes] = dict(side_files or {})
+        self.checkpoint_id: CheckpointContainerId | None = None
+        self._stager = ReusedStager()
+        self._is_coordinator = True
+        self._save: Save | None = None
+        self._last: Save | None = None
+        self._bulletins: dict[int, Bulletin] = {}
+        self._written: tuple[SavePlan, list[str], tuple[ChunkKey, ...], str] | None = None
+        #: digest of a table that the coordinator is known to have
+        self._confirmed = ""
+        self._tables: dict[int, _Table] = {}
+        self._encoded: tuple[Metadata, list[str], bytes] | None = None
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """A new save begins; raises CheckpointIdError if the id is no version's."""
+        if self._save is not None:
+            self._save.abandon(PeerError("DCP did not finish the save before the next one", step=self._save.step))
+        if checkpoint_id is not None:
+            self.checkpoint_id = CheckpointContainerId(str(checkpoint_id))
+            split_version(self.checkpoint_id)
+        self._save = None
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        if self.checkpoint_id is None:
+            raise CheckpointIdError("no checkpoint id", remedy="pass checkpoint_id to dcp.save")
+        self._is_coordinator = is_coordinator
+        step, last = split_version(self.checkpoint_id)[1], self._last
+        # Every rank makes the same saves, so all of them give a repeated one the same number.
+        self._save = Save(step, last.attempt + 1 if last is not None and last.step == step else 0)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Copy this rank's items into the store."""
+        future: Future[list[WriteResult]] = Future()
+        future.set_result(self.stage_items(plan, planner))
+        return future
+
+    def stage_items(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
+        """Copy this rank's items into the store; what to tell the coordinator. Raises FlashpointError."""
+        save, runtime = self._begun(), self._runtime()
+        try:
+            names, table = self._describe(plan, runtime.rank)
+            state = dict(zip(names, self._resolve(plan, planner), strict=True))
+            for name, content in self.side_files.items():
+                state[f"/{name}"] = _bytes_tensor(content)
+            result = self._store(runtime, save, state, table)
+        except BaseException as error:
+            self._tell(runtime, save, error)
+            raise
+        finally:
+            if isinstance(planner, StructureSavePlanner):
+                planner.release()
+        return [WriteResult(MetadataIndex("mlflashpoint"), result.staged_bytes, table)]
+
+    def finish(self, metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> None:
+        """On the coordinator, once all ranks have written: from now on the version may become complete.
+
+        Raises:
+            StateTypeError: the planner's own data is not plain.
+            PeerError: the ranks that wrote are not those of the store.
+        """
+        save, runtime = self._begun(), self._runtime()
+        tables = [result.storage_data for part in results for result in part if isinstance(result.storage_data, _Table)]
+        if len(tables) not in (1, runtime.world_size):
+            raise PeerError(
+                f"{len(tables)} ranks wrote, the memory store has {runtime.world_size}",
+                rank=runtime.rank,
+                step=save.step,
+                remedy="give the ranks of that process group a store of their own (group=, rank=, world_size=)",
+            )
+        try:
+            encoded = self._encode(metadata, tables)
+        except FlashpointError as error:
+            self._tell(runtime, save, error)
+            save.abandon(error)
+            raise
+        save.finish(encoded, shared=len(tables) == runtime.world_size > 1)
+        if not runtime.config.async_save:
+            runtime.flush()
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        try:
+            split_version(str(checkpoint_id))
+        except CheckpointIdError:
+            return False
+        return True
+
+    @property
+    def should_synchronize_after_execute(self) -> bool:
+        return self._synchronize_after_execute
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """For ``dcp.async_save``: a copy of the state, into memory that is used again."""
+        return self._stager.stage(state_dict)
+
+    def synchronize_staging(self) -> None:
+        self._stager.synchronize_staging()
+
+    def close(self) -> None:
+        """Give the staging memory back; the store stays open."""
+        self._stager.close()
+
+    def _runtime(self) -> Runtime:
+        assert self.checkpoint_id is not None
+        runtime = self._saver.runtime(split_version(self.checkpoint_id)[0])
+        if runtime.problem is not None:
+            raise runtime.problem
+        return runtime
+
+    def _begun(self) -> Save:
+        if self._save is None:
+            raise StepError("no save has begun", remedy="call set_up_storage_writer first, as DCP does")
+        return self._save
+
+    def _bulletin(self, runtime: Runtime) -> Bulletin:
+        found = self._bulletins.get(id(runtime))
+        if found is None:
+            channel = runtime.channel("dcp").under("dcp") if runtime.world_size > 1 else None
+            found = self._bulletins[id(runtime)] = Bulletin(channel)
+        return found
+
+    def _store(self, runtime: Runtime, save: Save, state: dict[str, Any], table: _Table) -> SaveResult:
+        bulletin = self._bulletin(runtime)
+        world_size, deadline_s = runtime.world_size, runtime.config.deadline_s
+
+        def finished() -> dict[str, Any]:
+            text = save.settle(bulletin, world_size=world_size, deadline_s=deadline_s)
+            self._confirmed = table.digest
+            return {ATTRIBUTE: {"metadata": text, "scope": "rank" if save.alone and world_size > 1 else "all"}}
+
+        result = runtime.save(state, step=save.step, topology=self.topology, attributes=finished, wait=False)
+        last, self._last = self._last, save
+        if result.error is not None:
+            raise result.error
+        if result.skipped:
+            save.outcome = None if last is None else last.outcome
+            if save.outcome is False:
+                raise StepError("an earlier save of this step has failed, which is final", step=save.step)
+            log.info("step %d lies in memory already and is not stored again", save.step)
+        self._saver.stores.reached(split_version(str(self.checkpoint_id))[0], save.step)
+        return result
+
+    def _tell(self, runtime: Runtime, save: Save, error: BaseException) -> None:
+        """Let the other ranks' shards of this step go."""
+        if runtime.world_size > 1:
+            try:
+                channel = runtime.channel("dcp-failures").under("dcp")
+                channel.decide(save.key, [False, f"rank {runtime.rank}: {error}"[:1000]])
+            except FlashpointError as unreachable:
+                log.warning("the other ranks could not be told of a failed save: %s", unreachable)
+
+    def _describe(self, plan: SavePlan, rank: int) -> tuple[list[str], _Table]:
+        """The items' names, and what to tell the coordinator of them; made once per plan."""
+        written = self._written
+        if written is None or written[0] is not plan:
+            keys = tuple(chunk_key(item.index) for item in plan.items)
+            names = [item_name(*key) for key in keys]
+            written = self._written = plan, names, keys, digest_of("\n".join(names).encode())
+        _, names, keys, digest = written
+        return names, _Table(rank, digest, None if digest == self._confirmed else keys)
+
+    def _resolve(self, plan: SavePlan, planner: SavePlanner) -> list[torch.Tensor]:
+        resolved = planner.resolve_all() if isinstance(planner, StructureSavePlanner) else None
+        data: list[torch.Tensor] = []
+        for number, item in enumerate(plan.items):
+            try:
+                value = planner.resolve_data(item) if resolved is None else resolved[number]
+            except FlashpointError:
+                raise
+            except Exception as error:
+                kind = _kind_of(planner, item.index.fqn)
+                why = f"{type(error).__name__}: {error}"
+                raise StateTypeError(
+                    f"{item.index.fqn!r}, a {kind}, can't be serialised by the planner: {why}",
+                    remedy="leave it out, or register how to pickle its type (copyreg.pickle)",
+                ) from error
+            if item.type is WriteItemType.BYTE_IO and isinstance(value, io.BytesIO):
+                value = _bytes_tensor(value.getbuffer())
+            elif not isinstance(value, torch.Tensor):
+                kind = f"{type(value).__module__}.{type(value).__qualname__}"
+                raise StateTypeError(
+                    f"{item.index.fqn!r} is a {kind}, no tensor or BytesIO",
+                    remedy="let the planner's transform_object give one of them",
+                )
+            data.append(value)
+        return data
+
+    def _encode(self, metadata: Metadata, tables: Sequence[_Table]) -> bytes:
+        for table in tables:
+            known = self._tables.get(table.rank)
+            if table.items is not None:
+                self._tables[table.rank] = table
+            elif known is None or known.digest != table.digest:
+                raise PeerError(f"rank {table.rank} wrote items that the coordinator does not know", rank=table.rank)
+        digests = [table.digest for table in tables]
+        if self._encoded is not None and self._encoded[0] is metadata and self._encoded[1] == digests:
+            return self._encoded[2]
+        holders: dict[ChunkKey, int] = {}
+        for table in tables:
+            for key in self._tables[table.rank].items or ():
+                holders.setdefault(key, table.rank)
+        encoded = encode_metadata(metadata, holders)
+        self._encoded = metadata, digests, encoded
+        return encoded
+
+
+def _bytes_tensor(data: bytes | memoryview) -> torch.Tensor:
+    if len(data) == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(data) if isinstance(data, bytes) else data, dtype=torch.uint8)
+
+
+def _kind_of(planner: SavePlanner, fqn: str) -> str:
+    state = getattr(planner, "state_dict", None)
+    value = state.get(fqn) if isinstance(state, Mapping) else None
+    return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -1,0 +1,178 @@
+"""The shards of one version as a reader of DCP checkpoints needs them: any rank's, opened when first asked for."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from mlflashpoint.adapter.pytorch.metadata_codec import VersionMetadata, decode_metadata
+from mlflashpoint.core.arena import read_record
+from mlflashpoint.core.checkpoint_loader import plan_on_node
+from mlflashpoint.core.ids import CheckpointContainerId
+from mlflashpoint.core.reader import ShardReader
+from mlflashpoint.core.recovery import Recovery
+from mlflashpoint.core.runtime import Runtime
+from mlflashpoint.errors import CheckpointIdError, NoVersionError, ShardFormatError
+
+#: name in a shard's attributes of what this adapter keeps there
+ATTRIBUTE = "dcp"
+_MAX_METADATA_BYTES = 1 << 30
+
+
+class Shards:
+    """Reads the shards of one version.
+
+    Args:
+        step: training step of the version.
+        world_size: ranks that saved it.
+        topology: parallel layout that it was saved with.
+        open_shard: rank -> reader.
+    """
+
+    def __init__(self, step: int, world_size: int, topology: str, open_shard: Callable[[int], ShardReader]) -> None:
+        self.step = step
+        self.world_size = world_size
+        self.topology = topology
+        self._open_shard = open_shard
+        self._readers: dict[int, ShardReader] = {}
+        self._items: dict[int, dict[str, str]] = {}
+        self._metadata: VersionMetadata | None = None
+
+    @classmethod
+    def recovered(cls, runtime: Runtime, recovery: Recovery) -> Shards:
+        """Of a version that all ranks found together; a shard may lie on any node."""
+        return cls(
+            recovery.step, recovery.world_size, recovery.topology, lambda rank: runtime.load_shard(recovery, rank)
+        )
+
+    @classmethod
+    def on_node(cls, version: str, group: str) -> Shards:
+        """Of the version ``<base>/step-<n>_ckpt`` that lies whole in this node's memory.
+
+        Raises:
+            CheckpointIdError: that is no version's name.
+            NoVersionError, ContainerError: as ``plan_on_node``.
+        """
+        base, step = split_version(version)
+        plan = plan_on_node(base, group, step)
+        assert plan.version is not None
+
+        def open_shard(rank: int) -> ShardReader:
+            copies = plan.sources.get(rank)
+            if not copies:
+                raise NoVersionError(f"no rank {rank} saved step {step}", path=base, step=step)
+            reader = ShardReader.open(Path(base) / copies[0].slot)
+            if reader.record != copies[0].record:
+                reader.close()
+                raise NoVersionError("the slot holds another version by now", path=base, step=step)
+            # Nobody has looked at these bytes since they were written.
+            reader.verify()
+            return reader
+
+        return cls(step, plan.version.world_size, plan.version.topology, open_shard)
+
+    def reader(self, rank: int) -> ShardReader:
+        found = self._readers.get(rank)
+        if found is None:
+            found = self._readers[rank] = self._open_shard(rank)
+        return found
+
+    def view(self, rank: int, item: str) -> Tensor:
+        """The stored tensor of an item in rank's shard, where it lies; valid until ``close``.
+
+        Raises:
+            ShardFormatError: the shard does not hold it.
+        """
+        reader = self.reader(rank)
+        names = self._items.get(rank)
+        if names is None:
+            # A shard's state is one flat dictionary, so that its keys and its tensor nodes go in step.
+            skeleton = reader.index.skeleton
+            entries = reader.index.tensors
+            names = {str(k): entries[ref].name for k, ref in zip(skeleton.keys, skeleton.refs, strict=True)}
+            self._items[rank] = names
+        if item not in names:
+            raise ShardFormatError(f"the shard of rank {rank} does not hold {item!r}", step=self.step, path=reader.path)
+        return reader.view(names[item])
+
+    def attribute(self, rank: int) -> dict[str, Any]:
+        """What this adapter attached to rank's shard; raises ShardFormatError if another one saved it."""
+        found = self.reader(rank).attributes.get(ATTRIBUTE)
+        if not isinstance(found, dict):
+            raise ShardFormatError(
+                "the version was not saved through torch.distributed.checkpoint",
+                step=self.step,
+                path=self.reader(rank).path,
+                remedy="load it with the adapter that saved it",
+            )
+        return found
+
+    def metadata(self, rank: int) -> VersionMetadata:
+        """DCP's description of the version, from the shard of ``rank``; raises ShardFormatError."""
+        if self._metadata is None:
+            text = self.attribute(rank).get("metadata")
+            if not isinstance(text, str):
+                raise ShardFormatError("the shard has no DCP metadata", step=self.step, path=self.reader(rank).path)
+            self._metadata = decode_metadata(unpack(text))
+        return self._metadata
+
+    def confirm(self) -> None:
+        """Make sure, after copying, that the job has not meanwhile begun to overwrite the version.
+
+        Raises:
+            NoVersionError: it has.
+        """
+        for reader in self._readers.values():
+            if reader.path is not None and read_record(reader.path) != reader.record:
+                raise NoVersionError(
+                    "the version was overwritten by a newer one while it was being read",
+                    path=reader.path,
+                    step=self.step,
+                    remedy="load the newest version",
+                )
+
+    def close(self) -> None:
+        """Let go of the slots, which may be overwritten from now on."""
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
+        self._items.clear()
+
+
+def split_version(version: str) -> tuple[CheckpointContainerId, int]:
+    """Base container and step of ``<base>/step-<n>_ckpt``; raises CheckpointIdError."""
+    found = CheckpointContainerId(str(version))
+    base, step = found.get_parent(), found.step
+    if base is None or step is None:
+        raise CheckpointIdError(
+            "the checkpoint id is no version in a base container",
+            path=found,
+            remedy="use create_child(base, CheckpointContainerId.format_version_container(step))",
+        )
+    return base, step
+
+
+def item_name(fqn: str, offsets: tuple[int, ...] | None) -> str:
+    """Key of an item in a shard's state; no two items of a checkpoint have the same."""
+    return f"{fqn}!" if offsets is None else f"{fqn}@{','.join(map(str, offsets))}"
+
+
+def pack(data: bytes) -> str:
+    return base64.b64encode(zlib.compress(data, 1)).decode()
+
+
+def unpack(text: str) -> bytes:
+    """The inverse of ``pack``; raises ShardFormatError."""
+    try:
+        inflate = zlib.decompressobj()
+        data = inflate.decompress(base64.b64decode(text, validate=True), _MAX_METADATA_BYTES)
+    except (ValueError, zlib.error) as error:
+        raise ShardFormatError(f"malformed DCP metadata: {error}") from None
+    if not inflate.eof:
+        raise ShardFormatError(f"DCP metadata of more than {_MAX_METADATA_BYTES} bytes, or cut short")
+    return data

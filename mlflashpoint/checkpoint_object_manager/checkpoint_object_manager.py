@@ -1,0 +1,138 @@
+"""Opens the memory store of each base container once per process; savers and loaders that share it share the stores."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from mlflashpoint.core.channel import Store
+from mlflashpoint.core.checkpoint_id_types import CheckpointContainerId
+from mlflashpoint.core.ranks import Ranks, ranks_from
+from mlflashpoint.core.runtime import Runtime
+from mlflashpoint.errors import ContainerError
+from mlflashpoint.settings import StoreConfig
+
+log = logging.getLogger("mlflashpoint.core")
+
+
+class CheckpointObjectManager:
+    """The open memory stores of this process, by base container.
+
+    Args:
+        group: name of the set of ranks that save together.
+        store: the job's c10d store; None takes that of torch.distributed.
+        settings: fields of StoreConfig, which go before the environment. Without a ``job_id`` the job is named by
+            MLFLASHPOINT_JOB_ID or, that unset, by the last segment of the base container: it has to be unique to the
+            job and the same after a restart.
+
+    All managers of a process mean the same stores. Pickling one gives the stores up to the process that unpickles it:
+    that is how a checkpoint process takes over from the training process.
+    """
+
+    def __init__(self, *, group: str = "default", store: Store | None = None, **settings: Any) -> None:
+        self.group = group
+        self.settings = settings
+        self._store = store
+        self._lock = threading.Lock()
+        self._runtimes = _open_here.setdefault(group, {})
+        #: newest step that the training in a base container is known to have reached, by loading or saving
+        self._reached: dict[str, int] = {}
+        self._gave_up = False
+
+    @classmethod
+    def around(cls, runtime: Runtime) -> CheckpointObjectManager:
+        """A manager of one store that is open already."""
+        manager = cls(group=runtime.group, job_id=runtime.config.job_id)
+        manager._runtimes[str(runtime.config.base_container)] = runtime
+        return manager
+
+    def runtime(self, base_container: str, ranks: Ranks | None = None) -> Runtime:
+        """The store of ``base_container``, opened at the first call.
+
+        Args:
+            base_container: absolute path.
+            ranks: who this process is; None asks torch.distributed and the environment.
+
+        Raises:
+            ContainerError: this process gave the store up to a checkpoint process.
+            RankUnknownError, SettingError: as ``Runtime.from_env``.
+        """
+        base = CheckpointContainerId(base_container)
+        with self._lock:
+            if self._gave_up:
+                raise ContainerError(
+                    "the memory store belongs to the checkpoint process of dcp.async_save",
+                    path=base,
+                    remedy="make all saves of this process with AsyncCheckpointerType.PROCESS, or none",
+                )
+            runtime = self._runtimes.get(base)
+            if runtime is None or runtime.closed:
+                runtime = self._runtimes[base] = self._open(base, ranks or ranks_from(os.environ))
+            return runtime
+
+    def gave_up(self) -> bool:
+        """Whether a checkpoint process has the stores now."""
+        return self._gave_up
+
+    def reached(self, base_container: str, step: int, *, resumed: bool = False) -> None:
+        """Training has reached ``step``: by a save, or (``resumed``) by going on from a version that was loaded.
+
+        Loading counts as going on from there until the first save; after that, comparing with an older version, say,
+        must not abandon the newer ones.
+        """
+        base = CheckpointContainerId(base_container)
+        with self._lock:
+            runtime = self._runtimes.get(base)
+            known = self._reached.get(base)
+            if not resumed or known is None:
+                self._reached[base] = step
+            if resumed and known is None and runtime is not None:
+                runtime.resumed(step)
+
+    def close(self) -> None:
+        """Finish background work and close the stores."""
+        with self._lock:
+            for runtime in self._runtimes.values():
+                runtime.close()
+            self._runtimes.clear()
+
+    def _open(self, base: CheckpointContainerId, ranks: Ranks) -> Runtime:
+        settings = dict(self.settings)
+        settings.setdefault("job_id", os.environ.get("MLFLASHPOINT_JOB_ID") or base.name)
+        config = StoreConfig.from_env(**{**settings, "base_container": Path(base)})
+        runtime = Runtime(
+            config,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            local_rank=ranks.local_rank,
+            store=self._store,
+            group=self.group,
+        )
+        if base in self._reached:
+            # A checkpoint process starts where the training process stood, and abandons nothing below.
+            runtime.resumed(self._reached[base])
+        return runtime
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self._lock:
+            settings = dict(self.settings)
+            for base, runtime in self._runtimes.items():
+                log.info("the memory store %s goes to the checkpoint process", base)
+                settings = {**vars(runtime.config), **settings}
+                settings.pop("base_container")
+                runtime.close()
+            self.settings = settings
+            self._runtimes.clear()
+            self._gave_up = True
+            return {"group": self.group, "settings": settings, "reached": dict(self._reached)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(group=state["group"], **state["settings"])  # type: ignore[misc]
+        self._reached.update(state["reached"])
+
+
+#: the open stores of this process, by group and base container
+_open_here: dict[str, dict[str, Runtime]] = {}
