@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import ctypes
+import functools
 import itertools
 import os
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlflashpoint.core.shard import is_dense
 from mlflashpoint.errors import DeadlineExceededError
 
 #: tensors from this many bytes on are moved as raw memory
@@ -31,65 +33,82 @@ _memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _memmove.restype = None
 
 Unit = Callable[[], object]
+#: positions of the tensors that are copied together, first and behind the last; a large one stands alone
+Span = tuple[int, int]
 
 
-def copy_tensors(targets: Sequence[Tensor], sources: Sequence[Tensor], sizes: Sequence[int]) -> None:
+def spans_of(sizes: Sequence[int]) -> list[Span]:
+    """Cut tensors of these many bytes into portions for one thread's turn."""
+    spans: list[Span] = []
+    first, waiting = 0, 0
+    for place, nbytes in enumerate(sizes):
+        if nbytes >= LARGE:
+            if first < place:
+                spans.append((first, place))
+            spans.append((place, place + 1))
+            first, waiting = place + 1, 0
+            continue
+        waiting += nbytes
+        if waiting >= BLOCK:
+            spans.append((first, place + 1))
+            first, waiting = place + 1, 0
+    if first < len(sizes):
+        spans.append((first, len(sizes)))
+    return spans
+
+
+def copy_tensors(
+    targets: Sequence[Tensor],
+    sources: Sequence[Tensor],
+    sizes: Sequence[int],
+    spans: Sequence[Span] | None = None,
+    meanwhile: Callable[[], object] | None = None,
+) -> None:
     """Copy each source into the target of the same dtype and shape; all on the CPU.
 
     Args:
         targets: written.
         sources: read.
         sizes: bytes of each.
+        spans: ``spans_of(sizes)``, if it is known.
+        meanwhile: what this thread does before it joins in the copying.
     """
-    with torch.no_grad():
-        units = _units(targets, sources, sizes)
-        in_two_threads(units, sum(sizes))
-
-
-def _units(targets: Sequence[Tensor], sources: Sequence[Tensor], sizes: Sequence[int]) -> list[Unit]:
     units: list[Unit] = []
-    first, waiting = 0, 0
-    for place, nbytes in enumerate(sizes):
-        if nbytes < LARGE:
-            waiting += nbytes
-            if waiting < BLOCK:
-                continue
-            units.append(_batch(targets[first : place + 1], sources[first : place + 1]))
+    for first, end in spans_of(sizes) if spans is None else spans:
+        if end - first == 1 and sizes[first] >= LARGE:
+            units += _large(targets[first], sources[first], sizes[first])
         else:
-            if first < place:
-                units.append(_batch(targets[first:place], sources[first:place]))
-            units += _large(targets[place], sources[place], nbytes)
-        first, waiting = place + 1, 0
-    if first < len(sizes):
-        units.append(_batch(targets[first:], sources[first:]))
-    return units
-
-
-def _batch(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> Unit:
-    return lambda: torch._foreach_copy_(list(targets), list(sources))
+            units.append(functools.partial(torch._foreach_copy_, list(targets[first:end]), list(sources[first:end])))
+    in_two_threads(units, sum(sizes), meanwhile)
 
 
 def _large(target: Tensor, source: Tensor, nbytes: int) -> list[Unit]:
-    alike = target.stride() == source.stride() and target.is_non_overlapping_and_dense()  # type: ignore[attr-defined]
-    if not alike or source.is_conj() or source.is_neg() or target.is_conj() or target.is_neg():
-        return [lambda: target.copy_(source)]
+    dense = target.is_contiguous() or is_dense(target.shape, target.stride())
+    if not dense or target.stride() != source.stride() or source.is_conj() != target.is_conj():
+        return [functools.partial(target.copy_, source)]
+    if source.is_neg() != target.is_neg():
+        return [functools.partial(target.copy_, source)]
     to, start = target.data_ptr(), source.data_ptr()
     return [
-        lambda offset=offset: _memmove(to + offset, start + offset, min(BLOCK, nbytes - offset))  # type: ignore[misc]
+        functools.partial(_memmove, to + offset, start + offset, min(BLOCK, nbytes - offset))
         for offset in range(0, nbytes, BLOCK)
     ]
 
 
-def in_two_threads(units: Sequence[Unit], nbytes: int) -> None:
+def in_two_threads(units: Sequence[Unit], nbytes: int, meanwhile: Callable[[], object] | None = None) -> None:
     """Run all units, each once, in the calling thread and a helper; raises what one of them raised.
 
     Args:
         units: independent of each other, each of some milliseconds without the interpreter's lock.
         nbytes: what they move together, to tell whether a helper is worth it.
+        meanwhile: what this thread does first.
     """
     if nbytes < _WORTH_A_THREAD or len(units) < 2:
-        for unit in units:
-            unit()
+        if meanwhile is not None:
+            meanwhile()
+        with torch.no_grad():
+            for unit in units:
+                unit()
         return
     turn = itertools.count()
 
@@ -100,6 +119,8 @@ def in_two_threads(units: Sequence[Unit], nbytes: int) -> None:
 
     helper = _helper().submit(work)
     try:
+        if meanwhile is not None:
+            meanwhile()
         work()
     finally:
         # Even if this thread failed: the helper must not write after we have returned.

@@ -11,10 +11,12 @@ import mmap
 import os
 import stat
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
+from mlflashpoint.core.container import MEMORY_KINDS, filesystem_kind
 from mlflashpoint.errors import ContainerError, ShardFormatError, StoreFullError
 
 _MADV_POPULATE_READ = 22
@@ -59,12 +61,20 @@ class Mapping:
                 pages.add_(0) if write else pages.sum()
 
 
-def map_writable(path: Path) -> Mapping:
-    """Map an existing file, whole; raises ContainerError."""
+def map_writable(path: Path) -> Mapping | None:
+    """Map an existing file, whole; None if it is empty.
+
+    Raises:
+        StoreFullError: it has holes, left by whoever made it longer, and there is no room to fill them.
+        ContainerError: it can't be mapped.
+    """
     with _explained(path):
         descriptor = _open(path, os.O_RDWR)
         try:
-            return Mapping(mmap.mmap(descriptor, os.fstat(descriptor).st_size))
+            status = os.fstat(descriptor)
+            if _has_holes(status):
+                os.posix_fallocate(descriptor, 0, status.st_size)
+            return Mapping(mmap.mmap(descriptor, status.st_size)) if status.st_size else None
         finally:
             os.close(descriptor)
 
@@ -82,6 +92,9 @@ def map_readable(path: Path, nbytes: int) -> Mapping | None:
             status = os.fstat(descriptor)
             if status.st_size < nbytes:
                 raise ShardFormatError(f"the data file has {status.st_size} bytes, not {nbytes}", path=path)
+            if _has_holes(status) and filesystem_kind(path) in MEMORY_KINDS:
+                # Reading a hole takes memory, and where there is none left it ends the process.
+                raise ShardFormatError("the data file has holes", path=path)
             if nbytes == 0:
                 return None
             try:
@@ -101,32 +114,20 @@ def allocate(path: Path, nbytes: int) -> None:
     """Make a file of mode 0600 at ``path``, or lengthen it, with all of its memory allocated; keeps its content.
 
     Raises:
-        StoreFullError: there is not enough room; the file is then as it was.
+        StoreFullError: there is not enough room; an existing file is then as it was.
         ContainerError: it can't be made.
     """
     with _explained(path):
-        existed = path.exists()
         descriptor = _open(path, os.O_RDWR | os.O_CREAT)
         try:
+            os.fchmod(descriptor, 0o600)
             os.posix_fallocate(descriptor, 0, nbytes)
-        except OSError as error:
-            if not existed:
-                path.unlink()
-            if error.errno in (errno.ENOSPC, errno.EFBIG):
-                raise StoreFullError(
-                    f"no room for {nbytes} bytes: {free_bytes(path.parent)} are free",
-                    path=path,
-                    remedy="give the memory file system more room, or keep fewer versions",
-                ) from error
-            raise
         finally:
             os.close(descriptor)
 
 
-def free_bytes(folder: Path) -> int:
-    """Bytes that files in ``folder`` may still take: by its file system, and by the machine's available memory."""
-    status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize
+def _has_holes(status: os.stat_result) -> bool:
+    return status.st_blocks * 512 < status.st_size
 
 
 def _open(path: Path, flags: int) -> int:
@@ -138,8 +139,14 @@ def _open(path: Path, flags: int) -> int:
 
 
 @contextlib.contextmanager
-def _explained(path: Path):  # type: ignore[no-untyped-def]  # noqa: ANN202
+def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise StoreFullError(
+                f"no room for the slot's data: {error.strerror}",
+                path=path,
+                remedy="give the memory file system more room, or keep fewer versions (MLFLASHPOINT_KEEP_VERSIONS)",
+            ) from error
         raise ContainerError(f"the slot's data can't be used: {error.strerror or error}", path=path) from error

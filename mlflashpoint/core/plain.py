@@ -112,9 +112,14 @@ def decode_plain(raw: Any, depth: int = 0) -> Any:
         raise ShardFormatError(f"malformed value in the skeleton: {str(raw)[:80]!r} ({error})") from None
 
 
-def key_kind(key: Any) -> Any:
-    """Tells keys apart that Python calls equal: 1, True and 1.0, 0.0 and -0.0."""
+def key_kinds(keys: list[Any]) -> list[Any]:
+    """What tells keys apart that Python calls equal: 1, True and 1.0, or 0.0 and -0.0."""
+    kinds: list[Any] = list(map(type, keys))
+    return kinds if {str, int, bool}.issuperset(kinds) else list(map(_key_kind, keys))
+
+
+def _key_kind(key: Any) -> Any:
     kind = type(key)
     if kind is tuple:
-        return tuple(key_kind(item) for item in key)
-    return (kind, repr(key)) if kind in (float, complex) else kind
+        return tuple(map(_key_kind, key))
+    return (kind, repr(key)) if kind is float or kind is complex else kind

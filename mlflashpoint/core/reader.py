@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,15 @@ import torch
 from torch import Tensor
 
 from mlflashpoint.core import mapping
-from mlflashpoint.core.arena import file_of, read_record
-from mlflashpoint.core.copying import copy_tensors, in_two_threads
+from mlflashpoint.core.copying import Span, copy_tensors, in_two_threads, spans_of
+from mlflashpoint.core.flatten import flatten
 from mlflashpoint.core.layout import view_of
+from mlflashpoint.core.pairing import Pairing, described, pair
 from mlflashpoint.core.record import ShardRecord
 from mlflashpoint.core.shard import MAX_INDEX_BYTES, ShardIndex, TensorEntry, digest_of, parse_index
-from mlflashpoint.core.state import Flat, flatten, unflatten
+from mlflashpoint.core.skeleton import Entry
+from mlflashpoint.core.slotfiles import file_of, read_record
+from mlflashpoint.core.unflatten import unflatten
 from mlflashpoint.errors import (
     ContainerError,
     ShardCorruptError,
@@ -27,8 +30,6 @@ from mlflashpoint.errors import (
 )
 
 log = logging.getLogger("mlflashpoint.core")
-
-_SHOWN = 5
 
 
 class ShardReader:
@@ -46,6 +47,9 @@ class ShardReader:
         self.path = path
         self._memory: Tensor | None = memory
         self._views: list[Tensor] | None = None
+        self._pairing: Pairing | None = None
+        self._sizes = [entry.nbytes for entry in index.tensors]
+        self._spans = spans_of(self._sizes)
         self._names = {entry.name: number for number, entry in enumerate(index.tensors)}
 
     @classmethod
@@ -144,19 +148,27 @@ class ShardReader:
 
         Args:
             into: a state of the same structure; its tensors are overwritten in place and become part of the result.
+                Its containers and plain values stay as they are, the result has new ones.
             strict: whether ``into`` must have exactly the shard's tensors; if not, a tensor that only the shard has
                 is made anew, and one that only ``into`` has is left alone.
 
         Raises:
             StateMismatchError: ``into`` differs; names the first differing tensors. Nothing was written.
+            StateTypeError: ``into`` holds what can't be in a state.
             ShardFormatError: a leaf of the allow-list is not registered here.
         """
         views = self._all_views()
         if into is None:
             tensors = [torch.empty_like(view) for view in views]
-            self._copy(tensors, views, self._sizes())
-            return unflatten(self.index.skeleton, tensors)
-        return self._load(flatten(into), views, strict)
+            return self._fill(tensors, tensors, views, self._sizes, self._spans)
+        flat = flatten(into, like=None if self._pairing is None else self._pairing.form)
+        if self._pairing is None or self._pairing.form is not flat.form or self._pairing.strict != strict:
+            self._pairing = pair(self.index, flat, strict=strict, where=self._where())
+        pairs = self._pairing
+        sources = [views[number] for number in pairs.stored]
+        targets = [flat.tensors[number] for number in pairs.wanted]
+        tensors = [views[number].clone() if at < 0 else flat.tensors[at] for number, at in enumerate(pairs.kept)]
+        return self._fill(tensors, targets, sources, pairs.sizes, pairs.spans)
 
     def tensor(self, name: str, region: tuple[slice, ...] | None = None) -> Tensor:
         """A copy of one tensor, or of a part of it; raises StateMismatchError if there is none of that name."""
@@ -183,8 +195,8 @@ class ShardReader:
         source = view if region is None else view[region]
         if (source.dtype, source.shape) != (target.dtype, target.shape):
             raise StateMismatchError(
-                f"{name}: stored {_described(source.dtype, source.shape)}, wanted "
-                f"{_described(target.dtype, target.shape)}",
+                f"{name}: stored {described(source.dtype, source.shape)}, wanted "
+                f"{described(target.dtype, target.shape)}",
                 path=self.path,
             )
         with torch.no_grad():
@@ -192,8 +204,7 @@ class ShardReader:
 
     def close(self) -> None:
         """Let go of the mapping; may be called twice. The slot may be overwritten from now on."""
-        self._views = None
-        self._memory = None
+        self._views = self._pairing = self._memory = None
 
     def __enter__(self) -> ShardReader:
         return self
@@ -212,75 +223,31 @@ class ShardReader:
             self._views = [view_of(entry, memory) for entry in self.index.tensors]
         return self._views
 
-    def _sizes(self) -> list[int]:
-        return [entry.nbytes for entry in self.index.tensors]
-
-    def _load(self, flat: Flat, views: list[Tensor], strict: bool) -> Any:
-        targets, numbers, tensors, problems = self._pair(flat, strict)
-        if problems:
-            raise StateMismatchError(
-                f"{len(problems)} tensors differ: " + "; ".join(problems[:_SHOWN]),
-                rank=self.record.rank,
-                step=self.record.step,
-                path=self.path,
-                remedy="resume with the model and parallel layout that saved it",
-            )
-        sizes = self._sizes()
-        self._copy(targets, [views[number] for number in numbers], [sizes[number] for number in numbers])
-        for number, found in enumerate(tensors):
-            if found is None:
-                tensors[number] = views[number].clone()
-        return unflatten(self.index.skeleton, tensors)  # type: ignore[arg-type]
-
-    def _pair(self, flat: Flat, strict: bool) -> tuple[list[Tensor], list[int], list[Tensor | None], list[str]]:
-        """Targets, the number of the stored tensor for each, a tensor for each stored one, and what does not fit."""
-        entries = self.index.tensors
-        problems: list[str] = []
-        if flat.skeleton.same_structure(self.index.skeleton):
-            pairs = list(enumerate(range(len(entries))))
+    def _fill(
+        self,
+        tensors: list[Tensor],
+        targets: list[Tensor],
+        sources: list[Tensor],
+        sizes: Sequence[int],
+        spans: Sequence[Span],
+    ) -> Any:
+        """Copy sources to targets and put the state together from ``tensors``."""
+        skeleton = self.index.skeleton
+        if not all(target.device.type == "cpu" for target in targets):
+            with torch.no_grad():
+                for target, source in zip(targets, sources, strict=True):
+                    target.copy_(source)
+        elif any(type(token) is Entry for token in skeleton.tokens):
+            # What is decoded has to be there first.
+            copy_tensors(targets, sources, sizes, spans)
         else:
-            mine: Mapping[str, int] = _first_numbers(self.index.skeleton.names(), self.index.skeleton.refs)
-            theirs = _first_numbers(flat.skeleton.names(), flat.skeleton.refs)
-            pairs = list(dict.fromkeys((theirs[name], mine[name]) for name in theirs if name in mine))
-            if strict:
-                problems += [f"{name}: not stored" for name in theirs if name not in mine]
-                problems += [f"{name}: stored, not wanted" for name in mine if name not in theirs]
-        tensors: list[Tensor | None] = [None] * len(entries)
-        chosen: dict[int, int] = {}
-        for theirs_number, number in pairs:
-            entry, target = entries[number], flat.tensors[theirs_number]
-            if (entry.dtype, entry.shape) != (target.dtype, target.shape):
-                problems.append(
-                    f"{entry.name}: stored {_described(entry.dtype, entry.shape)}, wanted "
-                    f"{_described(target.dtype, target.shape)}"
-                )
-                continue
-            other = chosen.setdefault(theirs_number, number)
-            if entries[other].digest != entry.digest:
-                problems.append(f"{entry.name}: wanted as one tensor with {entries[other].name}, stored as two")
-                continue
-            if tensors[number] is None:
-                tensors[number] = target
-        return [flat.tensors[t] for t, _ in pairs], [n for _, n in pairs], tensors, problems
+            result: list[Any] = []
+            copy_tensors(targets, sources, sizes, spans, lambda: result.append(unflatten(skeleton, tensors)))
+            return result[0]
+        return unflatten(skeleton, tensors)
 
-    def _copy(self, targets: list[Tensor], sources: list[Tensor], sizes: list[int]) -> None:
-        if all(target.device.type == "cpu" for target in targets):
-            copy_tensors(targets, sources, sizes)
-            return
-        with torch.no_grad():
-            for target, source in zip(targets, sources, strict=True):
-                target.copy_(source)
-
-
-def _first_numbers(names: Sequence[str], refs: Sequence[int]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for name, ref in zip(names, refs, strict=True):
-        found.setdefault(name, ref)
-    return found
-
-
-def _described(dtype: torch.dtype, shape: Sequence[int]) -> str:
-    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
+    def _where(self) -> dict[str, Any]:
+        return {"rank": self.record.rank, "step": self.record.step, "path": self.path}
 
 
 def _bytes_view(memory: Tensor) -> memoryview:

@@ -6,6 +6,7 @@ written again, last and by rename, when data, digests and index are in place.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import time
 from collections.abc import Mapping
@@ -15,13 +16,14 @@ from typing import Any
 from torch import Tensor
 
 from mlflashpoint.core import device
-from mlflashpoint.core.arena import Slot, file_of
 from mlflashpoint.core.container import replace_file
 from mlflashpoint.core.copying import copy_tensors
+from mlflashpoint.core.flatten import Flat, flatten
 from mlflashpoint.core.layout import Layout
 from mlflashpoint.core.record import ShardRecord
 from mlflashpoint.core.shard import digest_of, render_plain
-from mlflashpoint.core.state import Flat, flatten
+from mlflashpoint.core.slot import Slot
+from mlflashpoint.core.slotfiles import file_of
 from mlflashpoint.errors import ContainerError, StateTypeError, StoreFullError
 
 
@@ -66,9 +68,9 @@ class ShardSaver:
 
     def plan(self, state: Any) -> Planned:
         """Take ``state`` apart and lay it out; raises StateTypeError."""
-        flat = flatten(state)
         layout = self._layout
-        if layout is None or not layout.fits(flat):
+        flat = flatten(state, like=None if layout is None else layout.form)
+        if layout is None or flat.form is not layout.form:
             layout = self._layout = Layout(flat)
         return Planned(flat, layout)
 
@@ -90,10 +92,7 @@ class ShardSaver:
             ContainerError: the slot can't be written.
         """
         planned = state if isinstance(state, Planned) else self.plan(state)
-        extra = flatten(dict(attributes or {}))
-        if extra.tensors:
-            raise StateTypeError(f"attribute {extra.names()[0]}: a tensor", remedy="put it into the state")
-        text = render_plain(extra.skeleton)
+        text = _rendered(attributes or {})
         layout = planned.layout
         if layout.nbytes > slot.capacity:
             raise StoreFullError(
@@ -104,6 +103,10 @@ class ShardSaver:
         slot.invalidate()
         self._copy(slot, planned)
         return Staged(slot, layout.nbytes, layout, planned.flat.skeleton.values, text)
+
+    def attach(self, staged: Staged, attributes: Mapping[str, Any]) -> Staged:
+        """The same with other attributes, for those that are known only after staging; raises StateTypeError."""
+        return dataclasses.replace(staged, attributes=_rendered(attributes))
 
     def commit(
         self,
@@ -150,12 +153,10 @@ class ShardSaver:
 
     def _copy(self, slot: Slot, planned: Planned) -> None:
         layout, flat = planned.layout, planned.flat
-        if slot.views is None or slot.views[0] is not layout:
-            slot.views = (layout, layout.views(slot.bytes))
-        views = slot.views[1]
+        views = slot.views(layout, layout.views)
         kinds = {place.type for place in set(flat.devices)}
         if kinds <= {"cpu"}:
-            copy_tensors(views, flat.tensors, layout.sizes)
+            copy_tensors(views, flat.tensors, layout.sizes, layout.spans)
         else:
             self._copy_mixed(slot, views, flat, layout.sizes)
 
@@ -179,6 +180,13 @@ class ShardSaver:
                     views[n].copy_(flat.tensors[n].detach())
         if self._cuda is not None:
             self._cuda.wait()
+
+
+def _rendered(attributes: Mapping[str, Any]) -> str:
+    extra = flatten(dict(attributes))
+    if extra.tensors:
+        raise StateTypeError(f"attribute {extra.names()[0]}: a tensor", remedy="put it into the state")
+    return render_plain(extra.skeleton)
 
 
 def commit_files(slot: Slot, record: ShardRecord, index: bytes) -> None:

@@ -11,15 +11,13 @@ from __future__ import annotations
 import collections
 import json
 import keyword
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from mlflashpoint.core.plain import decode_plain, encode_plain, key_kind
+from mlflashpoint.core.plain import decode_plain, encode_plain, key_kinds
 from mlflashpoint.errors import ShardFormatError
 
 
@@ -48,13 +46,13 @@ _CONTAINERS: dict[str, type] = {
     "set": set,
     "frozenset": frozenset,
 }
-_TAGS = {cls: tag for tag, cls in _CONTAINERS.items()}
+TAGS = {cls: tag for tag, cls in _CONTAINERS.items()}
 KEYED = (dict, collections.OrderedDict)
 
 
 @dataclass(frozen=True)
 class Skeleton:
-    """A state without its tensors' bytes; an immutable snapshot.
+    """A state without its tensors' bytes.
 
     Attributes:
         tokens: see the module.
@@ -70,25 +68,15 @@ class Skeleton:
     refs: list[int]
     grads: list[bool]
 
-    def __post_init__(self) -> None:
-        kinds: list[Any] = list(map(type, self.keys))
-        if not {str, int} >= set(kinds):
-            kinds = list(map(key_kind, self.keys))
-        object.__setattr__(self, "key_kinds", kinds)
-
     def same_structure(self, other: Skeleton) -> bool:
         """Whether both differ in plain values alone."""
         return (
             self.tokens == other.tokens
             and self.keys == other.keys
-            and self.key_kinds == other.key_kinds  # type: ignore[attr-defined]
+            and key_kinds(self.keys) == key_kinds(other.keys)
             and self.refs == other.refs
             and self.grads == other.grads
         )
-
-    def names(self) -> list[str]:
-        """For each tensor node its place in the state, for example ``optimizer.state[0].exp_avg``."""
-        return [path for path, token in paths(self.tokens, self.keys) if token is Tensor or token is Parameter]
 
     def nodes(self) -> list[str]:
         """JSON text of each node; those of plain values, in the order of ``values``, are empty."""
@@ -109,7 +97,7 @@ class Skeleton:
             else:
                 size = next(tokens)
                 body: Any = [encode_plain(next(keys)) for _ in range(size)] if token in KEYED else size
-                out.append(dumps([_TAGS[token], body]))
+                out.append(dumps([TAGS[token], body]))
         return out
 
 
@@ -134,7 +122,7 @@ def parse_nodes(raw: Any, tensor_count: int) -> Skeleton:
         open_nodes += _parse_node(node, skeleton, tensor_count) - 1
     if open_nodes:
         raise ShardFormatError(f"the skeleton ends {open_nodes} nodes too early")
-    return Skeleton(skeleton.tokens, skeleton.keys, skeleton.values, skeleton.refs, skeleton.grads)
+    return skeleton
 
 
 def _parse_node(node: Any, into: Skeleton, tensor_count: int) -> int:
@@ -198,51 +186,6 @@ def _parse_named(node: list[Any], into: Skeleton) -> int:
     return len(fields)
 
 
-class Walk:
-    """Names nodes as they come in preorder."""
-
-    def __init__(self) -> None:
-        self._pending: list[Iterator[str]] = [iter(("",))]
-
-    def next(self) -> str:
-        """Path of the next node, ``""`` for the state itself."""
-        while True:
-            path = next(self._pending[-1], None)
-            if path is not None:
-                return path
-            self._pending.pop()
-
-    def enter(self, children: Iterator[str]) -> None:
-        self._pending.append(children)
-
-
-def paths(tokens: list[Any], keys: list[Any], *, beyond: bool = False) -> Iterator[tuple[str, Any]]:
-    """``(path, token)`` of each node; with ``beyond``, the path of the node that would come next too."""
-    walk = Walk()
-    upcoming = iter(keys)
-    stream = iter(tokens)
-    for token in stream:
-        path = walk.next()
-        yield path, token
-        if type(token) is Named:
-            walk.enter(iter([f"{path}.{field}" for field in token.fields]))
-        elif type(token) is Entry:
-            walk.enter(iter((path,)))
-        elif token in _TAGS:
-            size = next(stream)
-            if token in KEYED:
-                walk.enter(iter([_child(path, next(upcoming)) for _ in range(size)]))
-            else:
-                walk.enter(f"{path}[{index}]" for index in range(size))
-    if beyond:
-        yield walk.next(), None
-
-
-def _child(path: str, key: Any) -> str:
-    if type(key) is not str:
-        return f"{path}[{key!r}]"
-    return f"{path}.{key}" if path else key
-
-
-def is_tensor_token(token: Any) -> bool:
-    return token is torch.Tensor or token is Parameter
+def is_tensor(token: Any) -> bool:
+    """Whether the token stands for a tensor."""
+    return token is Tensor or token is Parameter

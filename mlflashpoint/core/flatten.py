@@ -1,0 +1,232 @@
+"""Taking a nested state apart into a skeleton and tensors.
+
+A training loop saves the same structure again and again. So the walk gathers what it meets into flat lists, without
+deciding anything per tensor, and compares those with the lists of the last time: only a new form is looked at closely.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from mlflashpoint.core.dtypes import DTYPE_NAMES
+from mlflashpoint.core.form import Form, crowds_of, identity_of, strides_of, ties
+from mlflashpoint.core.leaves import Leaf, leaf_of
+from mlflashpoint.core.paths import in_state, next_place, tensor_names, unique
+from mlflashpoint.core.plain import PLAIN_TYPES, key_kinds
+from mlflashpoint.core.skeleton import KEYED, Entry, Named, Skeleton, Value
+from mlflashpoint.core.standard_leaves import LONG_BYTES, long_bytes, sparse_leaf
+from mlflashpoint.errors import FlashpointError, StateTypeError
+
+MAX_DEPTH = 10_000
+MAX_TOKENS = 50_000_000
+
+_shape = operator.attrgetter("shape")
+_dtype = operator.attrgetter("dtype")
+_device = operator.attrgetter("device")
+_grad = operator.attrgetter("requires_grad")
+
+
+@dataclass(frozen=True)
+class Flat:
+    """A state taken apart. The skeleton is a snapshot; the tensors are the state's own.
+
+    Attributes:
+        skeleton: the state without its tensors.
+        tensors: strided tensors; those that are one memory with one shape and stride are listed once.
+        devices: of each of ``tensors``.
+        form: the same object as that of the state given as ``like``, if their forms are equal.
+    """
+
+    skeleton: Skeleton
+    tensors: list[Tensor]
+    devices: list[torch.device]
+    form: Form
+
+    def names(self) -> list[str]:
+        """A unique name for each of ``tensors``: the place in the state where it first appears."""
+        return unique(tensor_names(self.form.tokens, self.form.keys), self.form.nodes)
+
+
+def flatten(state: Any, like: Form | None = None) -> Flat:
+    """Take ``state`` apart.
+
+    Args:
+        state: dictionaries, lists, tuples, sets, plain values, tensors, and what is on the allow-list.
+        like: form of an earlier state; makes it cheaper if this one's is equal.
+
+    Raises:
+        StateTypeError: it holds something else, or a tensor without data of its own, or contains itself, or is nested
+            more than 10,000 deep, or changed meanwhile. Names the place.
+    """
+    return _Walk().take(state, like)
+
+
+class _Walk:
+    def __init__(self) -> None:
+        self.tokens: list[Any] = []
+        self.keys: list[Any] = []
+        self.values: list[Any] = []
+        self.leaves: list[Tensor] = []
+
+    def take(self, state: Any, like: Form | None) -> Flat:
+        try:
+            self._run(state)
+        except StateTypeError as error:
+            raise StateTypeError(
+                f"{next_place(self.tokens, self.keys)}: {error.message}", remedy=error.remedy
+            ) from error.__cause__
+        except FlashpointError:
+            raise
+        except Exception as error:
+            # Above all: a dictionary that another thread changes while we go through it.
+            place = next_place(self.tokens, self.keys)
+            raise StateTypeError(f"{place}: it can't be read: {type(error).__name__}: {error}") from error
+        try:
+            return self._flat(like)
+        except RuntimeError as error:
+            raise self._culprit(error) from error
+
+    def _run(self, state: Any) -> None:
+        tokens, values, leaves = self.tokens, self.values, self.leaves
+        strided = torch.strided
+        stack: list[Iterator[Any]] = [iter((state,))]
+        entered: list[Any] = [None]
+        inside: set[int] = set()
+        while stack:
+            for item in stack[-1]:
+                kind = type(item)
+                if (kind is Tensor or kind is Parameter) and item.layout is strided:
+                    tokens.append(kind)
+                    leaves.append(item)
+                    continue
+                if kind in PLAIN_TYPES and not (kind is bytes and len(item) >= LONG_BYTES):
+                    tokens.append(Value)
+                    values.append(item)
+                    continue
+                if id(item) in inside:
+                    raise StateTypeError("the state contains itself", remedy="break the cycle before saving")
+                if len(stack) > MAX_DEPTH or len(tokens) > MAX_TOKENS:
+                    raise StateTypeError(f"nested more than {MAX_DEPTH} deep, or more than {MAX_TOKENS} entries")
+                stack.append(self._open(item, kind))
+                # Held, so that no other object gets its id while we are inside it.
+                entered.append(item)
+                inside.add(id(item))
+                break
+            else:
+                stack.pop()
+                inside.discard(id(entered.pop()))
+
+    def _open(self, item: Any, kind: type) -> Iterator[Any]:
+        if kind in KEYED:
+            self.tokens += (kind, len(item))
+            self.keys.extend(item)
+            return iter(item.values())
+        if kind is list or kind is tuple:
+            self.tokens += (kind, len(item))
+            return iter(item)
+        if kind is set or kind is frozenset:
+            # Its order is of the moment, and a new set of equal items may have another.
+            items = tuple(item)
+            self.tokens += (kind, len(items))
+            return iter(items)
+        leaf = _leaf(item, kind)
+        if leaf is not None:
+            child = _encoded(leaf, item)
+            self.tokens.append(Entry(leaf.name))
+            return iter((child,))
+        fields = getattr(kind, "_fields", None)
+        if issubclass(kind, tuple) and type(fields) is tuple and len(fields) == len(item):
+            self.tokens.append(Named(kind.__name__, fields))
+            return iter(item)
+        raise StateTypeError(
+            f"{kind.__module__}.{kind.__qualname__} is neither plain data nor registered",
+            remedy="leave it out, or call mlflashpoint.core.state.register_leaf for its type",
+        )
+
+    def _flat(self, like: Form | None) -> Flat:
+        leaves = self.leaves
+        kinds = key_kinds(self.keys)
+        addresses, shapes, dtypes = (list(map(of, leaves)) for of in (Tensor.data_ptr, _shape, _dtype))
+        grads, contiguous = list(map(_grad, leaves)), list(map(Tensor.is_contiguous, leaves))
+        if (
+            like is not None
+            and (like.tokens, like.keys, like.key_kinds) == (self.tokens, self.keys, kinds)
+            and (like.shapes, like.dtypes, like.grads, like.contiguous) == (shapes, dtypes, grads, contiguous)
+            and like.strides == strides_of(leaves, contiguous)
+        ):
+            if like.addresses == addresses:
+                # The same memory is on the same device; whether it is still seen in the same way has to be asked.
+                if all(identity_of(leaves[node]) == identity for node, identity in like.crowds.items()):
+                    return self._of(like, like.devices)
+            else:
+                devices = list(map(_device, leaves))
+                refs, _ = ties(len(leaves), crowds_of(leaves, addresses, shapes))
+                if refs == like.refs and set(devices) == set(like.devices):
+                    return self._of(like, devices)
+        devices = list(map(_device, leaves))
+        if not DTYPE_NAMES.keys() >= set(dtypes) or any(device.type == "meta" for device in set(devices)):
+            raise self._culprit()
+        crowds = crowds_of(leaves, addresses, shapes)
+        refs, nodes = ties(len(leaves), crowds)
+        form = Form(
+            tokens=self.tokens,
+            keys=self.keys,
+            key_kinds=kinds,
+            shapes=shapes,
+            dtypes=dtypes,
+            grads=grads,
+            contiguous=contiguous,
+            strides=strides_of(leaves, contiguous),
+            addresses=addresses,
+            devices=devices,
+            refs=refs,
+            nodes=nodes,
+            crowds=crowds,
+        )
+        return self._of(form, devices)
+
+    def _of(self, form: Form, devices: list[torch.device]) -> Flat:
+        skeleton = Skeleton(form.tokens, form.keys, self.values, form.refs, form.grads)
+        tensors = self.leaves
+        if len(form.nodes) != len(tensors):
+            tensors, devices = [tensors[node] for node in form.nodes], [devices[node] for node in form.nodes]
+        return Flat(skeleton, tensors, devices, form)
+
+    def _culprit(self, cause: RuntimeError | None = None) -> StateTypeError:
+        for name, tensor in zip(tensor_names(self.tokens, self.keys), self.leaves, strict=True):
+            try:
+                if tensor.device.type == "meta":
+                    return StateTypeError(f"{in_state(name)}: a meta tensor has no data", remedy="leave it out")
+                if tensor.dtype not in DTYPE_NAMES:
+                    return StateTypeError(
+                        f"{in_state(name)}: a tensor of dtype {tensor.dtype}",
+                        remedy="store it in a dtype of whole bytes; a quantized one as its int_repr and scales",
+                    )
+                _ = (tensor.data_ptr(), tensor.shape, tensor.stride())
+            except RuntimeError as error:
+                return StateTypeError(f"{in_state(name)}: {error}", remedy="store a tensor that has its own memory")
+        return StateTypeError(f"the state can't be read: {cause}")
+
+
+def _leaf(item: Any, kind: type) -> Leaf | None:
+    if kind is bytes:
+        return long_bytes
+    if kind is Tensor or kind is Parameter:
+        return sparse_leaf(item)
+    return leaf_of(kind)
+
+
+def _encoded(leaf: Leaf, item: Any) -> Any:
+    try:
+        return leaf.encode(item)
+    except StateTypeError:
+        raise
+    except Exception as error:
+        raise StateTypeError(f"leaf {leaf.name!r} can't encode its object: {type(error).__name__}: {error}") from error

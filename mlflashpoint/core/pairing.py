@@ -1,0 +1,103 @@
+"""Which stored tensor goes into which tensor of a state to load into, checked before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mlflashpoint.core.copying import Span, spans_of
+from mlflashpoint.core.flatten import Flat
+from mlflashpoint.core.form import Form
+from mlflashpoint.core.paths import tensor_names
+from mlflashpoint.core.shard import ShardIndex, TensorEntry
+from mlflashpoint.core.skeleton import Skeleton
+from mlflashpoint.errors import StateMismatchError
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """How to load one shard into states of one form.
+
+    Attributes:
+        form: of those states.
+        strict: see ``pair``.
+        wanted, stored: number of the state's tensor, and of the stored one that goes into it.
+        kept: for each stored tensor the state's tensor that stands for it, -1 if it has none.
+        sizes, spans: of what is copied, see ``copying``.
+    """
+
+    form: Form
+    strict: bool
+    wanted: list[int]
+    stored: list[int]
+    kept: list[int]
+    sizes: list[int]
+    spans: list[Span]
+
+
+def pair(index: ShardIndex, flat: Flat, *, strict: bool, where: Mapping[str, Any]) -> Pairing:
+    """Pair by place in the state; the order of a dictionary's keys does not matter.
+
+    Args:
+        index: of the shard.
+        flat: the state to load into.
+        strict: whether a tensor that only one side has is an error.
+        where: rank, step and path for the error.
+
+    Raises:
+        StateMismatchError: they differ in places, shapes or dtypes, or the state ties what was stored as two; names the
+            first five differences.
+    """
+    problems: list[str] = []
+    if flat.skeleton.same_structure(index.skeleton):
+        pairs = [(number, number) for number in range(len(index.tensors))]
+    else:
+        stored, wanted = _first_numbers(index.skeleton), _first_numbers(flat.skeleton)
+        pairs = list(dict.fromkeys((wanted[name], stored[name]) for name in wanted if name in stored))
+        if strict:
+            problems += [f"{name}: not stored" for name in wanted if name not in stored]
+            problems += [f"{name}: stored, not wanted" for name in stored if name not in wanted]
+    kept = [-1] * len(index.tensors)
+    sole: dict[int, TensorEntry] = {}
+    for at, number in pairs:
+        entry, target = index.tensors[number], flat.tensors[at]
+        if (entry.dtype, entry.shape) != (target.dtype, target.shape):
+            here, there = described(entry.dtype, entry.shape), described(target.dtype, target.shape)
+            problems.append(f"{entry.name}: stored {here}, wanted {there}")
+        elif sole.setdefault(at, entry).digest != entry.digest:
+            problems.append(f"{entry.name}: wanted as one tensor with {sole[at].name}, stored as another")
+        elif kept[number] < 0:
+            kept[number] = at
+    if problems:
+        raise StateMismatchError(
+            f"{len(problems)} tensors differ: {'; '.join(problems[:_SHOWN])}{'; ...' * (len(problems) > _SHOWN)}",
+            remedy="resume with the model and parallel layout that saved it",
+            **where,
+        )
+    sizes = [index.tensors[number].nbytes for _, number in pairs]
+    return Pairing(
+        form=flat.form,
+        strict=strict,
+        wanted=[at for at, _ in pairs],
+        stored=[number for _, number in pairs],
+        kept=kept,
+        sizes=sizes,
+        spans=spans_of(sizes),
+    )
+
+
+def described(dtype: torch.dtype, shape: Sequence[int]) -> str:
+    """For example ``bfloat16[4, 8]``."""
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
+
+
+def _first_numbers(skeleton: Skeleton) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, ref in zip(tensor_names(skeleton.tokens, skeleton.keys), skeleton.refs, strict=True):
+        found.setdefault(name, ref)
+    return found

@@ -1,0 +1,95 @@
+"""The files of a slot, and what they say it holds; read by any process, without a lock."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlflashpoint.core.record import ShardRecord
+from mlflashpoint.errors import ContainerError, FlashpointError, ShardFormatError
+
+_MAX_RECORD_BYTES = 64 << 10
+_NAME = re.compile(r"((slot|replica)-[0-9]{1,9})\.(commit|data)")
+
+
+@dataclass(frozen=True)
+class SlotInfo:
+    """What a slot holds, read by any process.
+
+    Attributes:
+        path: prefix of its files.
+        record: the commit record; None if it holds nothing complete.
+        problem: why what it holds can't be used.
+        replica: whether it was received from a peer.
+    """
+
+    path: Path
+    record: ShardRecord | None
+    problem: FlashpointError | None
+    replica: bool
+
+
+def scan_seat(seat_dir: Path) -> list[SlotInfo]:
+    """What the slots of a seat hold. Reads commit records and sizes only; changes nothing.
+
+    Raises:
+        ContainerError: the folder can't be read.
+    """
+    try:
+        names = sorted({match[1] for name in os.listdir(seat_dir) if (match := _NAME.fullmatch(name))})
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ContainerError(f"the seat can't be read: {error.strerror}", path=seat_dir) from error
+    found = []
+    for name in names:
+        path = Path(seat_dir) / name
+        record, problem = None, None
+        try:
+            record = read_record(path)
+            if record is not None:
+                check_sizes(path, record)
+        except FlashpointError as error:
+            problem = error
+        found.append(SlotInfo(path, record, problem, name.startswith("replica")))
+    return found
+
+
+def read_record(slot: Path) -> ShardRecord | None:
+    """The slot's commit record, None if it has none.
+
+    Raises:
+        ShardFormatError: it is malformed or of another format version.
+        ContainerError: it can't be read.
+    """
+    file = file_of(slot, "commit")
+    try:
+        with open(file, "rb") as stream:
+            data = stream.read(_MAX_RECORD_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ContainerError(f"the commit record can't be read: {error.strerror}", path=file) from error
+    try:
+        return ShardRecord.from_json(data)
+    except ShardFormatError as error:
+        raise ShardFormatError(error.message, remedy=error.remedy, path=file) from None
+
+
+def check_sizes(slot: Path, record: ShardRecord) -> None:
+    """Raises ShardFormatError unless index and data have the lengths that the commit record says."""
+    for kind, nbytes, exact in (("index", record.index_bytes, True), ("data", record.data_bytes, False)):
+        file = file_of(slot, kind)
+        try:
+            size = os.stat(file, follow_symlinks=False).st_size
+        except OSError as error:
+            raise ShardFormatError(f"the slot's {kind} is missing: {error.strerror}", path=file) from error
+        if size < nbytes or (exact and size != nbytes):
+            raise ShardFormatError(f"the slot's {kind} has {size} bytes, its commit record says {nbytes}", path=file)
+
+
+def file_of(slot: Path, kind: str) -> Path:
+    """Path of the slot's ``data``, ``index`` or ``commit`` file."""
+    return slot.with_name(f"{slot.name}.{kind}")

@@ -1,0 +1,123 @@
+"""Putting a state together from a skeleton and tensors."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Parameter
+
+from mlflashpoint.core.leaves import leaf_named
+from mlflashpoint.core.skeleton import KEYED, Entry, Named, Skeleton, Value
+from mlflashpoint.core.standard_leaves import untyped_leaf
+from mlflashpoint.errors import FlashpointError, ShardFormatError
+
+
+def unflatten(skeleton: Skeleton, tensors: Sequence[Tensor]) -> Any:
+    """Put a state together.
+
+    Args:
+        skeleton: from ``flatten``, or parsed from a file.
+        tensors: one per index that the skeleton refers to; they become part of the state, nothing is copied.
+
+    Raises:
+        ShardFormatError: a leaf of the allow-list is not registered in this process, or can't be decoded.
+    """
+    outer: list[_Frame] = []
+    frame = _Frame(operator.itemgetter(0), 1)
+    children, left = frame.children, 1
+    tokens, keys, values = iter(skeleton.tokens), iter(skeleton.keys), iter(skeleton.values)
+    leaves = iter(_leaves(skeleton, tensors))
+    for token in tokens:
+        if token is Tensor or token is Parameter:
+            children.append(next(leaves))
+            left -= 1
+        elif token is Value:
+            children.append(next(values))
+            left -= 1
+        else:
+            frame.left = left
+            outer.append(frame)
+            frame = _frame(token, tokens, keys)
+            children, left = frame.children, frame.left
+        while not left and outer:
+            built = _built(frame)
+            frame = outer.pop()
+            children, left = frame.children, frame.left - 1
+            children.append(built)
+    return _built(frame)
+
+
+def _leaves(skeleton: Skeleton, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The tensor of each node, as the kind that the node asks for; tied nodes of a kind get one object."""
+    kinds = [token for token in skeleton.tokens if token is Tensor or token is Parameter]
+    found = [tensors[ref] for ref in skeleton.refs]
+    if kinds == list(map(type, found)) and skeleton.grads == [tensor.requires_grad for tensor in found]:
+        return found
+    made: dict[Any, Tensor] = {}
+    for place, key in enumerate(zip(skeleton.refs, kinds, skeleton.grads, strict=True)):
+        if key not in made:
+            made[key] = _as_kind(found[place], *key[1:])
+        found[place] = made[key]
+    return found
+
+
+@dataclass
+class _Frame:
+    """A container of which ``left`` children are still to come."""
+
+    build: Callable[[list[Any]], Any]
+    left: int
+    what: str = "a container"
+    children: list[Any] = field(default_factory=list)
+
+
+def _frame(token: Any, tokens: Iterator[Any], keys: Iterator[Any]) -> _Frame:
+    if type(token) is Named:
+        return _Frame(_named_type(token)._make, len(token.fields))
+    if type(token) is Entry:
+        leaf = untyped_leaf(token.name) or leaf_named(token.name)
+        if leaf is None:
+            raise ShardFormatError(
+                f"the state holds a leaf {token.name!r} that this process has not registered",
+                remedy="import what registers it (register_leaf) before loading",
+            )
+        decode = leaf.decode
+        return _Frame(lambda children: decode(children[0]), 1, f"leaf {token.name!r}")
+    size = next(tokens)
+    if token in KEYED:
+        own = [next(keys) for _ in range(size)]
+        return _Frame(lambda children: token(zip(own, children, strict=True)), size)
+    return _Frame(token if token is not list else lambda children: children, size)
+
+
+def _built(frame: _Frame) -> Any:
+    try:
+        return frame.build(frame.children)
+    except FlashpointError:
+        raise
+    except Exception as error:
+        raise ShardFormatError(
+            f"{frame.what} of the skeleton can't be rebuilt: {type(error).__name__}: {error}",
+            remedy="resume with the release that saved it, or from a durable checkpoint",
+        ) from error
+
+
+@functools.lru_cache(maxsize=256)
+def _named_type(token: Named) -> Any:
+    return collections.namedtuple(token.name, token.fields)  # type: ignore[misc]
+
+
+def _as_kind(tensor: Tensor, token: Any, grad: bool) -> Tensor:
+    if token is Parameter:
+        if type(tensor) is Parameter and tensor.requires_grad == grad:
+            return tensor
+        return Parameter(tensor.detach(), requires_grad=grad)
+    if type(tensor) is Tensor and tensor.requires_grad == grad:
+        return tensor
+    return tensor.detach().requires_grad_(grad)
