@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlflashpoint.errors import PeerError, ReplicationError
 from mlflashpoint.replication.deadline import Deadline
-from mlflashpoint.replication.gloo_device import make_devices
+from mlflashpoint.replication.gloo_device import make_background_devices
 from mlflashpoint.replication.gloo_link import Link
 from mlflashpoint.replication.gloo_rendezvous import Rendezvous
 from mlflashpoint.replication.gloo_server import GlooIncoming, serve
@@ -73,7 +73,7 @@ class GlooTransport:
         self._closed = False
         self._outgoing: dict[int, _Outgoing] = {}
         self._serving: dict[int, Link] = {}
-        devices, listens_on = make_devices(connections)
+        devices, listens_on = make_background_devices(connections)
         self._rendezvous = Rendezvous(
             store,
             identity,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,8 +16,36 @@ from mlflashpoint.errors import ReplicationError, SettingError
 
 INTERFACE_SETTING = "GLOO_SOCKET_IFNAME"
 
+_NICE = 10
+
 #: what to do when peers can't reach each other
 REMEDY = f"set {INTERFACE_SETTING} to the network interface by which the nodes reach each other (ip -brief address)"
+
+
+def make_background_devices(count: int) -> tuple[list[Any], str]:
+    """`make_devices`, whose native threads yield to the training threads when the processors are busy.
+
+    A thread inherits the niceness of the one that starts it, so a short-lived thread lowers its own and makes them.
+    Python threads are left as they are: one that is preempted while it holds the interpreter's lock would hold up
+    training.
+    """
+    made: list[tuple[list[Any], str]] = []
+    errors: list[Exception] = []
+
+    def make() -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        try:
+            made.append(make_devices(count))
+        except Exception as error:
+            errors.append(error)
+
+    maker = threading.Thread(target=make, name="mlflashpoint-devices", daemon=True)
+    maker.start()
+    maker.join()
+    if errors:
+        raise errors[0]
+    return made[0]
 
 
 def make_devices(count: int, environ: Mapping[str, str] | None = None) -> tuple[list[Any], str]:

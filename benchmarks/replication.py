@@ -1,0 +1,250 @@
+"""Speed of replication over loopback, each figure against a yardstick measured in the same run.
+
+    python benchmarks/replication.py [--mib 1024] [--rounds 7] [--json FILE]
+
+Two processes on this machine, memory in tmpfs that was faulted in beforehand, methods interleaved round by round. Prints
+the median of each and the ratios that the project promises. Throughput is in GB/s of 1e9 bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import xxhash
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from mlflashpoint.errors import ShardCorruptError
+from mlflashpoint.replication.delivery import OutgoingShard
+from mlflashpoint.replication.gather import Source
+from mlflashpoint.replication.gloo import GlooTransport
+from mlflashpoint.replication.replicator import Replicator
+from mlflashpoint.replication.transport import Identity
+
+TIMEOUT_S = 120.0
+
+
+def tmpfs(nbytes: int) -> memoryview:
+    """Memory of a fresh tmpfs file that goes with the process, every page touched."""
+    path = f"/dev/shm/mlflashpoint-benchmark-{os.getpid()}-{uuid.uuid4().hex}"
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    os.unlink(path)
+    os.posix_fallocate(handle, 0, nbytes)
+    mapping = mmap.mmap(handle, nbytes)
+    os.close(handle)
+    view = memoryview(mapping)
+    torch.frombuffer(view, dtype=torch.uint8).fill_(1)
+    return view
+
+
+def digest_of(view: memoryview) -> bytes:
+    return xxhash.xxh3_128_hexdigest(view).encode()
+
+
+def check(header: bytes, buffers: list[memoryview]) -> None:
+    if digest_of(buffers[0]) != header:
+        raise ShardCorruptError("digest differs")
+
+
+class Sink:
+    def __init__(self, room: memoryview) -> None:
+        self.room = room
+
+    def allocate(self, source: int, header: bytes, sizes: tuple[int, ...]) -> list[memoryview]:
+        return [self.room]
+
+    def commit(self, source: int, header: bytes, buffers: list[memoryview]) -> None:
+        check(header, buffers)
+
+    def abandon(self, source: int, header: bytes, error: Exception) -> None:
+        pass
+
+
+class Side:
+    """One of the two processes: rank 0 measures, rank 1 obeys."""
+
+    def __init__(self, rank: int, store: dist.Store, nbytes: int) -> None:
+        self.rank, self.store, self.nbytes = rank, store, nbytes
+        self.memory = tmpfs(nbytes)
+        if rank == 0:
+            torch.frombuffer(self.memory, dtype=torch.uint8).random_()
+        self.replica = tmpfs(nbytes)
+        transport = GlooTransport(dist.PrefixStore("replication", store), Identity("bench", "default", 1, rank))
+        self.replicator = Replicator(transport, holders=[1 - rank], sink=Sink(self.replica), timeout_s=TIMEOUT_S)
+        self.transport = transport
+        self.sockets = self._connect_sockets()
+        self.gloo = dist.ProcessGroupGloo(dist.PrefixStore("plain", store), rank, 2, timedelta(seconds=TIMEOUT_S))
+
+    def _connect_sockets(self) -> list[socket.socket]:
+        if self.rank == 1:
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                self.store.set("raw-port", str(server.getsockname()[1]))
+                return [server.accept()[0] for _ in range(2)]
+        port = int(self.store.get("raw-port"))
+        return [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
+
+    def raw(self) -> None:
+        """A plain loop over two sockets from warm memory into warm memory, and one byte back when all has arrived."""
+        half = self.nbytes // 2
+
+        def move(lane: int) -> None:
+            connection = self.sockets[lane]
+            if self.rank == 0:
+                connection.sendall(self.memory[lane * half : (lane + 1) * half])
+                connection.recv(1)
+                return
+            view, got = self.replica[lane * half : (lane + 1) * half], 0
+            while got < half:
+                got += connection.recv_into(view[got:], min(4 << 20, half - got))
+            connection.sendall(b"k")
+
+        threads = [threading.Thread(target=move, args=(lane,)) for lane in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def gloo_fresh(self) -> None:
+        """One gloo send, received into memory that nobody has touched before."""
+        done = torch.zeros(1, dtype=torch.uint8)
+        if self.rank == 0:
+            self.gloo.send([torch.frombuffer(self.memory, dtype=torch.uint8)], 1, 1).wait()
+            self.gloo.recv([done], 1, 2).wait()
+        else:
+            self.gloo.recv([torch.empty(self.nbytes, dtype=torch.uint8)], 0, 1).wait()
+            self.gloo.send([done], 0, 2).wait()
+
+    def replicate(self) -> None:
+        """A shard by the replicator: sent, its digest checked at the receiver, acknowledged."""
+        if self.rank == 0:
+            delivery = self.replicator.submit(OutgoingShard(self.header, [self.memory]))
+            if not (delivery.wait(TIMEOUT_S) and delivery.ok):
+                raise RuntimeError(f"replication failed: {dict(delivery.errors)}")
+
+    def transfer(self) -> None:
+        """The pure transfer of a fetch: a plain loop over the two sockets the other way."""
+        half = self.nbytes // 2
+
+        def move(lane: int) -> None:
+            connection = self.sockets[lane]
+            if self.rank == 1:
+                connection.sendall(self.replica[lane * half : (lane + 1) * half])
+                return
+            view, got = self.memory[lane * half : (lane + 1) * half], 0
+            while got < half:
+                got += connection.recv_into(view[got:], min(4 << 20, half - got))
+
+        threads = [threading.Thread(target=move, args=(lane,)) for lane in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def fetch(self) -> None:
+        """A lost shard from its replica: pulled by the transport alone, without a check."""
+        if self.rank == 0:
+            self.transport.fetch(1, "replica", [self.memory], offset=0, length=self.nbytes, timeout_s=TIMEOUT_S)
+
+    def recover(self) -> None:
+        """A lost shard from its replica: found, pulled and its digest checked."""
+        if self.rank == 0:
+            self.replicator.fetch(
+                [Source(1, "replica")], allocate=lambda *_: [self.memory], verify=check, timeout_s=TIMEOUT_S
+            )
+
+
+METHODS = ("raw", "gloo_fresh", "replicate", "transfer", "fetch", "recover")
+
+
+def follow(port: int, nbytes: int) -> None:
+    """Rank 1: runs what rank 0 asks for."""
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    side = Side(1, store, nbytes)
+    connection = side.sockets[0]
+    while True:
+        method = connection.recv(1)
+        if not method:
+            break
+        name = METHODS[method[0]]
+        if name == "fetch":
+            header = digest_of(side.replica)
+            side.transport.offer("replica", header, [side.replica], timeout_s=TIMEOUT_S)
+        connection.sendall(b"r")
+        getattr(side, name)()
+    side.replicator.close(timeout_s=5)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--follow", nargs=2, type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.follow:
+        follow(*options.follow)
+        return
+    nbytes = options.mib << 20
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    follower = subprocess.Popen([sys.executable, __file__, "--follow", str(store.port), str(nbytes)])
+    try:
+        side = Side(0, store, nbytes)
+        side.header = digest_of(side.memory)
+        seconds = measure(side, options.rounds)
+        side.sockets[0].close()
+        side.replicator.close(timeout_s=5)
+    finally:
+        follower.terminate()
+        follower.wait(20)
+    report(seconds, nbytes, options)
+
+
+def measure(side: Side, rounds: int) -> dict[str, list[float]]:
+    seconds: dict[str, list[float]] = {name: [] for name in METHODS}
+    for turn in range(rounds + 1):
+        for number, name in enumerate(METHODS):
+            side.sockets[0].sendall(bytes([number]))
+            side.sockets[0].recv(1)
+            start = time.perf_counter()
+            getattr(side, name)()
+            if turn:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def report(seconds: dict[str, list[float]], nbytes: int, options: argparse.Namespace) -> None:
+    median = {name: statistics.median(values) for name, values in seconds.items()}
+    ratios = {
+        "replication / raw two-connection loop (speed, at least 0.5)": median["raw"] / median["replicate"],
+        "replication / one gloo send through fresh memory (speed, at least 1.4)": median["gloo_fresh"]
+        / median["replicate"],
+        "recovery of a lost shard / pure transfer by the transport (time, at most 1.5)": median["recover"]
+        / median["fetch"],
+        "recovery of a lost shard / raw two-connection loop (time)": median["recover"] / median["transfer"],
+    }
+    print(f"torch {torch.__version__}, {os.cpu_count()} cores, {nbytes >> 20} MiB, {options.rounds} rounds")
+    for name in METHODS:
+        print(f"{name:12} {nbytes / median[name] / 1e9:6.2f} GB/s  {median[name] * 1e3:8.1f} ms")
+    for name, ratio in ratios.items():
+        print(f"{ratio:6.2f}  {name}")
+    if options.json:
+        options.json.write_text(json.dumps({"seconds": seconds, "ratios": ratios}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
