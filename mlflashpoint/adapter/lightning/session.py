@@ -88,6 +88,7 @@ class FitSession:
         self.side_files: SideFiles | None = None
         self._resumed: FromMemory | None = None
         self._skipped_for: int | None = None
+        self._told: set[str] = set()
         self.closed = False
 
     @property
@@ -217,7 +218,10 @@ class FitSession:
         try:
             state, attributes = self.kind.capture(trainer)
         except Exception as error:
-            _log.error("step %d is not saved to memory: %s: %s", step, type(error).__name__, error)
+            # A strategy or an optimizer that is refused is refused at every step: once is enough for the log.
+            level = logging.DEBUG if str(error) in self._told else logging.ERROR
+            self._told.add(str(error))
+            _log.log(level, "step %d is not saved to memory: %s: %s", step, type(error).__name__, error)
             if self.strict:
                 raise
             return None
@@ -254,11 +258,11 @@ class FitSession:
             return
         try:
             if runtime.agree("lightning/ended-well", success) and not self.keep_on_success:
+                # The rank that hosts the job's store must not leave before the others have heard of the above.
+                runtime.agree("lightning/heard", True)
                 runtime.discard()
                 if self.side_files is not None:
                     self.side_files.remove()
-                # The rank that hosts the job's store must not leave before the others have heard of the above.
-                runtime.agree("lightning/discarded", True)
         except Exception as error:
             _log.error("the memory versions could not be removed: %s: %s", type(error).__name__, error)
         finally:

@@ -6,6 +6,7 @@ import argparse
 import datetime
 import hashlib
 import importlib
+import inspect
 import json
 import os
 import signal
@@ -109,7 +110,7 @@ class Watcher(L.Callback):
             "took": datetime.timedelta(seconds=3),
             "nested": [{"shape": torch.Size([2, 3])}, (1, 2.5), argparse.Namespace(a=1)],
         }
-        if self.args.foreign_at is not None and self.count == self.args.foreign_at:
+        if self.count == self.args.foreign_at and int(os.environ.get("LOCAL_RANK", 0)) == self.args.foreign_rank:
             state["foreign"] = Foreign()
         return state
 
@@ -176,6 +177,8 @@ def digest(tensors) -> str:
 
 
 def optimizer_tensors(optimizer):
+    # a sharded optimizer gives only its own part away
+    optimizer = getattr(optimizer, "optim", optimizer)
     for state in optimizer.state_dict()["state"].values():
         yield from (value for _, value in sorted(state.items()) if isinstance(value, torch.Tensor))
 
@@ -199,6 +202,7 @@ def parse(argv: list[str]):
     parser.add_argument("--kill", default="KILL")
     parser.add_argument("--settle-s", type=float, default=0.5)
     parser.add_argument("--foreign-at", type=int)
+    parser.add_argument("--foreign-rank", type=int, default=0)
     parser.add_argument("--foreign-hparams", action="store_true")
     parser.add_argument("--io", choices=("default", "custom", "async", "own"), default="default")
     parser.add_argument("--max-time")
@@ -223,7 +227,7 @@ def trainer_for(args, watcher, io, folder: Path):
                 save_weights_only=args.weights_only,
             )
         )
-    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    ranks = int(os.environ.get("RECIPE_DEVICES", os.environ.get("WORLD_SIZE", 1)))
     return L.Trainer(
         accelerator="cpu",
         strategy=make_strategy(args.strategy, ranks),
@@ -276,7 +280,7 @@ def main(argv: list[str]) -> None:
     torch.set_num_threads(1)
     L.seed_everything(3)
     folder = Path(args.dir)
-    rank = int(os.environ.get("RANK", 0))
+    rank = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0)))
     fits = []
     for number in range(args.fits):
         watcher = Watcher(args if number == args.fits - 1 else parse([*argv, "--kill-at", "-1"]))
@@ -289,8 +293,9 @@ def main(argv: list[str]) -> None:
             use_zero(model)
         if args.library:
             use_library(args, trainer)
-        ckpt_path = args.ckpt_path
-        trainer.fit(model, Batches(rank), Batches(rank), ckpt_path=ckpt_path)
+        # from 2.6 on Lightning refuses to load what this recipe's callback puts into a file unless told so
+        trusting = {"weights_only": False} if "weights_only" in inspect.signature(trainer.fit).parameters else {}
+        trainer.fit(model, Batches(rank), Batches(rank), ckpt_path=args.ckpt_path, **trusting)
         if args.validate_every:
             trainer.validate(model, Batches(rank))
         fits.append(describe(trainer, model, watcher, inner))

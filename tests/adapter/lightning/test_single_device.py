@@ -1,0 +1,270 @@
+"""Plain Lightning on one device under the agent, no recipe change; each test is about one behaviour of a real run."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.adapter.lightning import support
+from tests.adapter.lightning.support import exact, observed, saves, steps
+
+pytestmark = pytest.mark.multiprocess
+
+STEPS = ("--steps", "24")
+
+
+def test_a_killed_run_goes_on_from_the_newest_memory_step_and_ends_as_the_straight_run(job, straight):
+    killed = job.run(*STEPS, "--kill-at", "20")
+    assert killed.statuses == [-9]
+    assert steps(killed.log) == [3, 6, 9, 12, 15, 18]
+    again = job.run(*STEPS)
+    assert again.statuses == [0], again.log
+    assert again.results[0]["started_at"] == 18
+    assert again.results[0]["events"] == ["restored 18"]
+    assert exact(again.results[0]) == exact(straight(*STEPS)[0])
+    assert "going on from memory, step 18, not from nothing" in again.log
+
+
+def test_the_second_and_third_kill_are_survived_too(job, straight):
+    assert job.run(*STEPS, "--kill-at", "8").statuses == [-9]
+    second = job.run(*STEPS, "--kill-at", "14")
+    assert second.statuses == [-9] and "step 6" in second.log
+    third = job.run(*STEPS)
+    assert third.results[0]["started_at"] == 12
+    assert exact(third.results[0]) == exact(straight(*STEPS)[0])
+
+
+@pytest.mark.parametrize("validate", [(), ("--validate-every", "4"), ("--validate-every", "16")], ids=["", "4", "16"])
+@pytest.mark.parametrize("kill_at", [13, 16, 17])
+def test_a_kill_around_the_end_of_an_epoch_changes_nothing(job, straight, package, kill_at, validate):
+    # an epoch has 16 batches; the kill is before, at and behind its end
+    argv = (*STEPS, *validate)
+    assert job.run(*argv, "--kill-at", str(kill_at), save_every_n_steps=4).statuses == [-9]
+    again = job.run(*argv, save_every_n_steps=4).results[0]
+    (expected,) = straight(*argv)
+    resumed = kill_at // 4 * 4
+    assert exact(again) == exact(expected)
+    # the loggers go on with the step that is next (a validation writes rows of its own)
+    assert again["logged"] == [step for step in expected["logged"] if step >= resumed] or validate
+    # 2.6 takes a validation that was due when the state was saved for done, whatever it resumes from; 2.4 repeats it
+    first = resumed + (package == "lightning.pytorch")
+    assert again["events"] == [f"restored {resumed}", *(e for e in expected["events"] if int(e.split()[1]) >= first)]
+
+
+def test_loops_callbacks_and_logged_steps_resume_as_lightning_resumes_from_a_file(job, plain_job):
+    argv = ("--steps", "24", "--validate-every", "4")
+    assert plain_job.run(*argv, "--durable-every", "18", "--kill-at", "20").statuses == [-9]
+    from_file = plain_job.run(*argv, "--ckpt-path", str(plain_job.folder / "durable" / "step=18.ckpt")).results[0]
+    assert job.run(*argv, "--kill-at", "20").statuses == [-9]
+    from_memory = job.run(*argv).results[0]
+    names = ("step", "epoch", "started_at", "lr", "count", "events", "callbacks")
+    assert {name: from_memory[name] for name in names} == {name: from_file[name] for name in names}
+    assert from_file["started_at"] == 18 and "validated 24" in from_file["events"]
+
+
+def test_gradient_accumulation_counts_optimizer_steps(job, straight):
+    argv = ("--steps", "12", "--accumulate", "2")
+    killed = job.run(*argv, "--kill-at", "8")
+    assert steps(killed.log) == [3, 6]
+    again = job.run(*argv)
+    assert again.results[0]["started_at"] == 6 and steps(again.log) == [9, 12]
+    assert exact(again.results[0]) == exact(straight(*argv)[0])
+
+
+def test_without_an_interval_nothing_of_ours_runs_and_the_run_is_the_same(job, straight):
+    outcome = job.run(*STEPS, save_every_n_steps=None)
+    assert exact(outcome.results[0]) == exact(straight(*STEPS)[0])
+    assert not job.base.exists() and not any("core.runtime" in name for name in outcome.results[0]["ours"])
+
+
+def test_saving_to_memory_changes_nothing_in_an_undisturbed_run(job, straight):
+    outcome = job.run(*STEPS)
+    assert exact(outcome.results[0]) == exact(straight(*STEPS)[0])
+    assert outcome.results[0]["callbacks"] == straight(*STEPS)[0]["callbacks"]
+
+
+def test_a_step_that_model_checkpoint_saves_is_left_to_it(job):
+    outcome = job.run(*STEPS, "--durable-every", "6")
+    assert steps(outcome.log) == [3, 9, 15, 21]
+    # 2.4 writes last.ckpt at the end of the epoch too
+    assert {line["step"] for line in observed(outcome.log)} - {16} == {6, 12, 18, 24}
+
+
+def test_skipping_durable_steps_can_be_turned_off(job):
+    assert steps(job.run(*STEPS, "--durable-every", "6", skip_durable_steps=0).log) == [3, 6, 9, 12, 15, 18, 21, 24]
+
+
+def test_the_save_at_the_end_of_an_epoch_is_foreseen(job):
+    # an epoch has 16 batches; the last one ends with the training
+    outcome = job.run(*STEPS, "--durable-epochs", "1", save_every_n_steps=4)
+    assert steps(outcome.log) == [4, 8, 12, 20]
+    assert {line["step"] for line in observed(outcome.log)} == {16, 24}
+
+
+def test_a_save_of_weights_alone_is_no_durable_step(job):
+    assert steps(job.run("--steps", "12", "--durable-every", "6", "--weights-only").log) == [3, 6, 9, 12]
+
+
+def test_the_newer_memory_version_wins_over_the_ckpt_path_of_the_recipe(job, straight):
+    argv = (*STEPS, "--durable-every", "10")
+    assert job.run(*argv, "--kill-at", "17").statuses == [-9]
+    path = job.folder / "durable" / "step=10.ckpt"
+    again = job.run(*argv, "--ckpt-path", str(path))
+    assert again.results[0]["started_at"] == 15
+    assert f"going on from memory, step 15, not from {path} of step 10" in again.log
+    assert exact(again.results[0]) == exact(straight(*STEPS)[0])
+
+
+def test_the_newer_durable_checkpoint_wins_over_memory(job):
+    argv = (*STEPS, "--durable-every", "10")
+    assert job.run(*argv, "--kill-at", "11", save_every_n_steps=9).statuses == [-9]
+    again = job.run(*argv, "--ckpt-path", "last", save_every_n_steps=9)
+    assert again.results[0]["started_at"] == 10
+    assert "the durable checkpoint of step 10 is newer" in again.log
+    assert again.results[0]["ckpt_path"].endswith("last.ckpt")
+
+
+def test_a_checkpoint_of_a_format_of_the_recipes_own_is_read_once_and_compared(job):
+    argv = (*STEPS, "--durable-every", "10", "--io", "own")
+    assert job.run(*argv, "--kill-at", "14").statuses == [-9]
+    again = job.run(*argv, "--ckpt-path", "last")
+    assert again.results[0]["started_at"] == 12
+    assert [call for call in again.results[0]["calls"] if call.startswith("load")] == ["load last.ckpt"]
+
+
+def test_a_durable_checkpoint_of_a_format_of_the_recipes_own_that_is_newer_is_not_read_twice(job):
+    argv = (*STEPS, "--durable-every", "10", "--io", "own")
+    assert job.run(*argv, "--kill-at", "11", save_every_n_steps=9).statuses == [-9]
+    again = job.run(*argv, "--ckpt-path", "last", save_every_n_steps=9)
+    assert again.results[0]["started_at"] == 10
+    assert [call for call in again.results[0]["calls"] if call.startswith("load")] == ["load last.ckpt"]
+
+
+@pytest.mark.parametrize("io", ["custom", "async"])
+def test_checkpoint_io_of_the_recipe_sees_its_own_saves_alone(job, io):
+    outcome = job.run("--steps", "12", "--durable-every", "6", "--io", io)
+    assert outcome.results[0]["calls"] == ["save step=6.ckpt", "save last.ckpt", "save step=12.ckpt", "save last.ckpt"]
+    assert steps(outcome.log) == [3, 9]
+
+
+@pytest.mark.parametrize(("how", "status"), [("RAISE", 1), ("TERM", 1)])
+def test_an_error_or_sigterm_keeps_the_memory_versions(job, straight, how, status):
+    broken = job.run(*STEPS, "--kill-at", "20", "--kill", how)
+    assert broken.statuses != [0]
+    assert len(job.versions()) == 2
+    again = job.run(*STEPS)
+    assert again.results[0]["started_at"] in (18, 21)
+    assert exact(again.results[0]) == exact(straight(*STEPS)[0])
+
+
+def test_a_good_end_removes_the_memory_versions_and_their_memory(job):
+    assert job.run("--steps", "12").statuses == [0]
+    assert sorted(path.name for path in job.base.rglob("*") if path.is_file() and path.stat().st_size > 4096) == []
+    assert job.versions() == []
+
+
+def test_a_good_end_keeps_the_memory_versions_if_told_to(job):
+    assert job.run("--steps", "12", keep_on_success=1).statuses == [0]
+    assert len(job.versions()) == 2
+
+
+def test_a_stop_by_max_time_is_no_end(job):
+    outcome = job.run("--steps", "1000000", "--epochs", "-1", "--max-time", "00:00:00:01", save_every_n_steps=50)
+    assert outcome.statuses == [0], outcome.log
+    assert job.versions() and "max_time stopped the training" in outcome.log
+
+
+def test_a_changed_model_is_refused_by_the_names_of_its_tensors_and_training_starts_anew(job):
+    assert job.run(*STEPS, "--kill-at", "8").statuses == [-9]
+    changed = job.run(*STEPS, "--width", "16")
+    assert changed.statuses == [0] and changed.results[0]["started_at"] == 0
+    assert "net.0.weight is float32[8, 8] in the store, float32[16, 8] in the model" in changed.log
+
+
+def test_an_object_that_may_not_be_stored_costs_that_save_alone(job):
+    outcome = job.run("--steps", "12", "--foreign-at", "6", keep_on_success=1)
+    assert outcome.statuses == [0]
+    assert steps(outcome.log) == [3, 9, 12]
+    failed = [save for save in saves(outcome.log) if not save["ok"]]
+    assert [save["step"] for save in failed] == [6]
+    assert "Foreign" in failed[0]["error"] and "foreign" in failed[0]["error"] and "remedy" in failed[0]["error"]
+
+
+def test_hyperparameters_of_any_type_do_not_hinder_a_save(job, straight):
+    assert job.run(*STEPS, "--foreign-hparams", "--kill-at", "8").statuses == [-9]
+    again = job.run(*STEPS, "--foreign-hparams")
+    assert again.results[0]["started_at"] == 6
+    assert exact(again.results[0]) == exact(straight(*STEPS)[0])
+
+
+def test_durable_checkpoints_are_those_of_a_run_without_us_and_load_where_we_are_not_installed(job, plain_job, package):
+    contents = []
+    for one in (job, plain_job):
+        assert one.run("--steps", "12", "--durable-every", "6").statuses == [0]
+        files = sorted(path.name for path in (one.folder / "durable").iterdir())
+        assert files == ["last.ckpt", "step=12.ckpt", "step=6.ckpt"]
+        contents.append(_content_without_us(package, one.folder / "durable" / "step=12.ckpt", one.folder))
+    assert contents[0] == contents[1]
+    assert "'global_step': 12" in contents[0] and "'hyper_parameters'" in contents[0] and "'Watcher'" in contents[0]
+
+
+def _content_without_us(package: str, checkpoint: Path, folder: Path) -> str:
+    """All that the file holds, as a Python without mlflashpoint on its path sees it."""
+    program = (
+        "import sys, torch, importlib.util as u; assert u.find_spec('mlflashpoint') is None\n"
+        "torch.set_printoptions(threshold=10**6, precision=10)\n"
+        "sys.stdout.write(repr(torch.load(sys.argv[1], weights_only=False)))\n"
+    )
+    environ = support.environ(package, agent=False)
+    environ["PYTHONPATH"] = environ["PYTHONPATH"].rpartition(":")[0]
+    command = [str(support.PYTHON), "-c", program, str(checkpoint)]
+    found = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, cwd=folder)
+    assert found.returncode == 0, found.stderr
+    return found.stdout.replace(str(folder), "")
+
+
+def test_two_trainers_of_one_process_never_take_each_others_versions(job, straight):
+    argv = ("--steps", "12", "--fits", "2")
+    assert job.run(*argv, "--kill-at", "8").statuses == [-9]
+    assert job.versions("lightning") == [] and len(job.versions("lightning-2")) == 2
+    again = job.run(*argv)
+    assert [fit["started_at"] for fit in again.results[0]["fits"]] == [0, 6]
+    assert [exact(fit) for fit in again.results[0]["fits"]] == [exact(fit) for fit in straight(*argv)[0]["fits"]]
+
+
+def test_a_strategy_that_saves_its_own_way_is_refused_by_name_and_trains_on(job, straight):
+    outcome = job.run("--steps", "12", "--strategy", "strange")
+    assert exact(outcome.results[0]) == exact(straight("--steps", "12")[0])
+    assert "StrangeStrategy" in outcome.log and "save_checkpoint" in outcome.log and not saves(outcome.log)
+
+
+def test_a_container_that_cannot_be_used_costs_the_memory_saves_alone(job, straight, tmp_path):
+    outcome = job.run("--steps", "12", base_container=tmp_path / "on-disk")
+    assert outcome.statuses == [0]
+    assert exact(outcome.results[0]) == exact(straight("--steps", "12")[0])
+    assert "not on tmpfs" in outcome.log and steps(outcome.log) == []
+
+
+def test_both_packages_imported_make_one_save_per_step(package, tmp_path):
+    also = "pytorch_lightning" if package == "lightning.pytorch" else "lightning"
+    base = support.new_base()
+    other = "pytorch_lightning" if package == "lightning.pytorch" else "lightning.pytorch"
+    environ = {
+        **support.environ(package, agent=True, also=also),
+        "MLFLASHPOINT_SAVE_EVERY_N_STEPS": "3",
+        "MLFLASHPOINT_BASE_CONTAINER": str(base),
+    }
+    program = f"import {other}, runpy; runpy.run_path({str(support.RECIPE)!r}, run_name='__main__')"
+    places = ["--dir", str(tmp_path), "--out", str(tmp_path)]
+    command = [str(support.PYTHON), "-m", "mlflashpoint.run", "-c", program, *places]
+    try:
+        found = subprocess.run(
+            [*command, "--steps", "12", "--durable-every", "6"], env=environ, capture_output=True, text=True, timeout=120
+        )
+    finally:
+        support.clean(base)
+    assert found.returncode == 0, found.stderr
+    assert steps(found.stderr) == [3, 9]
+    assert [line["step"] for line in observed(found.stderr)] == [6, 6, 12, 12], "two files per step, each seen once"
