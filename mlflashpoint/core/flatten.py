@@ -21,10 +21,10 @@ from mlflashpoint.core.leaves import Leaf, leaf_of
 from mlflashpoint.core.paths import in_state, next_place, tensor_names, unique
 from mlflashpoint.core.plain import PLAIN_TYPES, key_kinds
 from mlflashpoint.core.skeleton import KEYED, Entry, Named, Skeleton, Value
-from mlflashpoint.core.standard_leaves import LONG_BYTES, long_bytes, sparse_leaf
+from mlflashpoint.core.standard_leaves import LONG, chosen_leaf
 from mlflashpoint.errors import FlashpointError, StateTypeError
 
-MAX_DEPTH = 10_000
+MAX_DEPTH = 1_000
 MAX_TOKENS = 50_000_000
 
 _shape = operator.attrgetter("shape")
@@ -63,7 +63,7 @@ def flatten(state: Any, like: Form | None = None) -> Flat:
 
     Raises:
         StateTypeError: it holds something else, or a tensor without data of its own, or contains itself, or is nested
-            more than 10,000 deep, or changed meanwhile. Names the place.
+            more than 1,000 deep, or changed meanwhile. Names the place.
     """
     return _Walk().take(state, like)
 
@@ -106,7 +106,7 @@ class _Walk:
                     tokens.append(kind)
                     leaves.append(item)
                     continue
-                if kind in PLAIN_TYPES and not (kind is bytes and len(item) >= LONG_BYTES):
+                if kind in PLAIN_TYPES and not ((kind is str or kind is bytes) and len(item) >= LONG):
                     tokens.append(Value)
                     values.append(item)
                     continue
@@ -136,7 +136,7 @@ class _Walk:
             items = tuple(item)
             self.tokens += (kind, len(items))
             return iter(items)
-        leaf = _leaf(item, kind)
+        leaf = chosen_leaf(item) or leaf_of(kind)
         if leaf is not None:
             child = _encoded(leaf, item)
             self.tokens.append(Entry(leaf.name))
@@ -213,14 +213,6 @@ class _Walk:
             except RuntimeError as error:
                 return StateTypeError(f"{in_state(name)}: {error}", remedy="store a tensor that has its own memory")
         return StateTypeError(f"the state can't be read: {cause}")
-
-
-def _leaf(item: Any, kind: type) -> Leaf | None:
-    if kind is bytes:
-        return long_bytes
-    if kind is Tensor or kind is Parameter:
-        return sparse_leaf(item)
-    return leaf_of(kind)
 
 
 def _encoded(leaf: Leaf, item: Any) -> Any:

@@ -35,8 +35,6 @@ PLAIN_TYPES = frozenset(
 )
 
 _JSON_INT = 1 << 63
-#: longest integer in bits; a longer one is no training state
-_MAX_INT_BITS = 1 << 20
 _MAX_KEY_DEPTH = 8
 #: named singletons of torch that a file may name
 _NAMED: dict[str, dict[str, Any]] = {
@@ -53,7 +51,7 @@ def encode_plain(value: Any) -> Any:
     """JSON value of one of ``PLAIN_TYPES``, or of a tuple of such as a dictionary's key.
 
     Raises:
-        StateTypeError: of another type, or an integer of more than a million bits.
+        StateTypeError: of another type.
     """
     kind = type(value)
     if value is None or kind is bool or kind is str:
@@ -61,8 +59,6 @@ def encode_plain(value: Any) -> Any:
     if kind is int:
         if -_JSON_INT <= value < _JSON_INT:
             return value
-        if value.bit_length() > _MAX_INT_BITS:
-            raise StateTypeError(f"an integer of {value.bit_length()} bits", remedy="store it as bytes")
         return ["int", hex(value)]
     if kind is float:
         return value if math.isfinite(value) else ["float", struct.pack(">d", value).hex()]
@@ -95,7 +91,7 @@ def decode_plain(raw: Any, depth: int = 0) -> Any:
             return torch.Size(body)
         if type(tag) is not str or type(body) is not str:
             raise ValueError("not a tagged value")
-        if tag == "int" and len(body) <= _MAX_INT_BITS // 4 + 3:
+        if tag == "int":
             return int(body, 16)
         if tag == "float":
             return struct.unpack(">d", bytes.fromhex(body))[0]

@@ -15,8 +15,8 @@ import torch
 from mlflashpoint.core.leaves import Leaf, register_leaf
 from mlflashpoint.errors import StateTypeError
 
-#: byte strings from this length on lie with the tensors instead of in the index
-LONG_BYTES = 4096
+#: strings and byte strings from this length on lie with the tensors instead of in the index
+LONG = 4096
 _FACTORIES: dict[str, Any] = {"list": list, "dict": dict, "set": set, "int": int, "float": float, "str": str}
 
 
@@ -31,8 +31,15 @@ def _bytes_of(tensor: Any) -> bytes:
     return ctypes.string_at(tensor.data_ptr(), tensor.numel()) if tensor.numel() else b""
 
 
-#: not looked up by type: most byte strings are short
-long_bytes = Leaf("bytes", bytes, _tensor_of, _bytes_of)
+_long: dict[type, Leaf] = {
+    bytes: Leaf("bytes", bytes, _tensor_of, _bytes_of),
+    str: Leaf(
+        "str",
+        str,
+        lambda text: _tensor_of(text.encode("utf-8", "surrogatepass")),
+        lambda state: _bytes_of(state).decode("utf-8", "surrogatepass"),
+    ),
+}
 
 
 def _take_coo_apart(tensor: torch.Tensor) -> dict[str, Any]:
@@ -91,11 +98,10 @@ _sparse: dict[torch.layout, Leaf] = {
         for layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
     },
 }
-_layouts = {leaf.name: leaf for leaf in _sparse.values()}
+_chosen = {leaf.name: leaf for leaf in (*_sparse.values(), *_long.values())}
 
 
-def sparse_leaf(tensor: torch.Tensor) -> Leaf:
-    """How to take a tensor apart that is not strided; raises StateTypeError for a layout that is not known."""
+def _sparse_leaf(tensor: torch.Tensor) -> Leaf:
     leaf = _sparse.get(tensor.layout)
     if leaf is None or type(tensor) is not torch.Tensor:
         raise StateTypeError(
@@ -104,9 +110,19 @@ def sparse_leaf(tensor: torch.Tensor) -> Leaf:
     return leaf
 
 
-def untyped_leaf(name: str) -> Leaf | None:
-    """A leaf that is chosen by more than its type."""
-    return long_bytes if name == "bytes" else _layouts.get(name)
+def chosen_leaf(item: Any) -> Leaf | None:
+    """The leaf of an object whose type alone does not tell: a long string, a tensor that is not strided.
+
+    Raises:
+        StateTypeError: a tensor of a layout that is not known.
+    """
+    kind = type(item)
+    return _sparse_leaf(item) if kind is torch.Tensor or kind is torch.nn.Parameter else _long.get(kind)
+
+
+def chosen_leaf_named(name: str) -> Leaf | None:
+    """The same by name."""
+    return _chosen.get(name)
 
 
 def _take_defaultdict_apart(value: Any) -> dict[str, Any]:

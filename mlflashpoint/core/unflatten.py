@@ -14,7 +14,7 @@ from torch.nn import Parameter
 
 from mlflashpoint.core.leaves import leaf_named
 from mlflashpoint.core.skeleton import KEYED, Entry, Named, Skeleton, Value
-from mlflashpoint.core.standard_leaves import untyped_leaf
+from mlflashpoint.core.standard_leaves import chosen_leaf_named
 from mlflashpoint.errors import FlashpointError, ShardFormatError
 
 
@@ -81,7 +81,7 @@ def _frame(token: Any, tokens: Iterator[Any], keys: Iterator[Any]) -> _Frame:
     if type(token) is Named:
         return _Frame(_named_type(token)._make, len(token.fields))
     if type(token) is Entry:
-        leaf = untyped_leaf(token.name) or leaf_named(token.name)
+        leaf = chosen_leaf_named(token.name) or leaf_named(token.name)
         if leaf is None:
             raise ShardFormatError(
                 f"the state holds a leaf {token.name!r} that this process has not registered",
