@@ -12,7 +12,7 @@ from __future__ import annotations
 
 
 def prepare() -> None:
-    """Make torch take ``cuda`` for ``cpu`` and ``nccl`` for ``gloo``, and let Bridge import without Transformer Engine."""
+    """Make torch take ``cuda`` for ``cpu``, ``nccl`` for ``gloo``, and let Bridge import without Transformer Engine."""
     from . import absent_te, cuda_as_cpu
 
     absent_te.install()

@@ -1,8 +1,8 @@
 """Let Megatron Bridge import where Transformer Engine is missing.
 
 A few Bridge modules import Transformer Engine unconditionally. A fake package in ``sys.modules`` would make
-Megatron-Core believe that it has the real one, so only those import statements are rewritten, in Bridge's modules alone;
-everyone else still meets the ImportError.
+Megatron-Core believe that it has the real one, so only those import statements are rewritten, in Bridge's modules
+alone; everyone else still meets the ImportError.
 """
 
 from __future__ import annotations

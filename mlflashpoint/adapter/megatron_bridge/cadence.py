@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,42 @@ from mlflashpoint.adapter.megatron_bridge.names import MANAGER
 from mlflashpoint.settings import StoreConfig
 
 log = logging.getLogger("mlflashpoint.adapter.megatron_bridge")
+
+
+#: fields of the checkpoint config that ``prepare`` may set
+_CHANGED = ("non_persistent_ckpt_type", "non_persistent_save_interval", "non_persistent_local_ckpt_dir", "load")
+
+
+@dataclass
+class RecipeYaml:
+    """Stands for a config's ``to_yaml``: writes what the recipe said, without what was set for memory saves.
+
+    Bridge keeps the config in every durable checkpoint, and those are to be the same, byte for byte, as without us.
+
+    Attributes:
+        config: a ``ConfigContainer``.
+        said: the recipe's values of fields of its checkpoint config.
+    """
+
+    config: Any
+    said: dict[str, Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        with fields_set(self.config.checkpoint, self.said):
+            type(self.config).to_yaml(self.config, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def fields_set(target: Any, values: Mapping[str, Any]) -> Iterator[None]:
+    """Attributes of ``target`` have other values inside, and their own again after it."""
+    before = {name: getattr(target, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(target, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(target, name, value)
 
 
 def prepare(config: Any) -> None:
@@ -37,6 +76,7 @@ def prepare(config: Any) -> None:
         return
     store = StoreConfig.from_env()
     this.active = True
+    config.to_yaml = RecipeYaml(config, {name: getattr(checkpoint, name) for name in _CHANGED})
     checkpoint.non_persistent_ckpt_type = "local"
     checkpoint.non_persistent_save_interval = interval
     if checkpoint.non_persistent_local_ckpt_dir is None:

@@ -71,7 +71,9 @@ class MLFlashpointLocalCheckpointIndex:
         if self.runtime is None:
             return -1
         if durable.is_pinned(self.checkpoint_config):
-            log.info("the recipe names the checkpoint to load (ckpt_step, or one iteration's folder): memory is not asked")
+            log.info(
+                "the recipe names the checkpoint to load (ckpt_step, or an iteration's folder): memory is not asked"
+            )
             return -1
         try:
             self.recovery = self.runtime.find_latest(durable_step=durable.resume_step(self.checkpoint_config))
@@ -86,7 +88,7 @@ _last: Runtime | None = None
 
 
 def _own_runtime() -> Runtime:
-    """This process's store; a second set-up in one process (a restart in place) is a new start of the job."""
+    """The store of this process; a second set-up in one process (a restart in place) is a new start of the job."""
     global _last
     if _last is not None:
         _last.close()

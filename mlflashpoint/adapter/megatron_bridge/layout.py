@@ -1,4 +1,4 @@
-"""Whether a stored state fits the job as it is configured now: parallel layout, and names and shapes of the parameters."""
+"""Whether a stored state fits the job as it is configured now: parallel layout, names and shapes of the parameters."""
 
 from __future__ import annotations
 

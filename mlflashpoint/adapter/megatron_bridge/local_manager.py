@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from mlflashpoint.adapter.megatron_bridge import layout
+from mlflashpoint.adapter.megatron_bridge.cadence import fields_set
 from mlflashpoint.adapter.megatron_bridge.index import MLFlashpointLocalCheckpointIndex, log
 from mlflashpoint.adapter.megatron_bridge.tensor_aware import BridgeShard, put_together
 from mlflashpoint.core.runtime import SaveResult
@@ -104,7 +105,7 @@ class MLFlashpointLocalCheckpointManager(MLFlashpointLocalCheckpointIndex):
         self._busy = True
         try:
             overrides = _resume_only(state.cfg, self.local_ckpt_dir) if self._fits(state.cfg, model) else {}
-            with _set(state.cfg.checkpoint, overrides):
+            with fields_set(state.cfg.checkpoint, overrides):
                 yield
             self._go_on_from(int(state.train_state.step))
             self._verify(state.cfg, model)
@@ -141,16 +142,20 @@ class MLFlashpointLocalCheckpointManager(MLFlashpointLocalCheckpointIndex):
 
     def _compare(self, model: Sequence[torch.nn.Module]) -> None:
         topology, stored_layout = self._stored
-        where = {"rank": self.runtime.rank if self.runtime else None, "step": self.found}
+        rank = None if self.runtime is None else self.runtime.rank
         if topology and topology != self._topology:
             raise TopologyMismatchError(
                 f"saved with {_only(topology, self._topology)}, the job now has {_only(self._topology, topology)}",
                 remedy="start the job as it was to resume from memory",
-                **where,
+                rank=rank,
+                step=self.found,
             )
         if stored_layout and stored_layout != self._layout:
             raise StateMismatchError(
-                layout.first_difference(self._loaded, model), remedy="give another model another job id", **where
+                layout.first_difference(self._loaded, model),
+                remedy="give another model another job id",
+                rank=rank,
+                step=self.found,
             )
 
     def _verify(self, config: Any, model: Sequence[torch.nn.Module]) -> None:
@@ -160,7 +165,9 @@ class MLFlashpointLocalCheckpointManager(MLFlashpointLocalCheckpointIndex):
         wrong = layout.unlike(given, model)
         if wrong:
             shown = ", ".join(wrong[:8]) + (f" and {len(wrong) - 8} more" if len(wrong) > 8 else "")
-            log.error("after the resume from step %d these parameters do not hold what was stored: %s", self.found, shown)
+            log.error(
+                "after the resume from step %d these parameters do not hold what was stored: %s", self.found, shown
+            )
 
     def _go_on_from(self, step: int) -> None:
         self._told = True
@@ -192,20 +199,7 @@ def _resume_only(config: Any, folder: str) -> dict[str, Any]:
     return overrides
 
 
-@contextlib.contextmanager
-def _set(target: Any, values: dict[str, Any]) -> Iterator[None]:
-    before = {name: getattr(target, name) for name in values}
-    try:
-        for name, value in values.items():
-            setattr(target, name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(target, name, value)
-
-
 def _only(these: str, those: str) -> str:
     """The words of ``these`` that ``those`` does not have."""
     known = set(those.split(" "))
     return " ".join(word for word in these.split(" ") if word not in known) or "nothing else"
-

@@ -48,7 +48,7 @@ class MLFlashpointBridgeCheckpointManager:
             if getattr(ctx.state.cfg, "peft", None) is not None and not self._warned:
                 self._warned = True
                 log.warning(
-                    "Bridge does not ask a checkpoint manager for a resume of PEFT adapters: versions in memory are used "
+                    "Bridge asks no checkpoint manager for a resume of PEFT adapters: versions in memory are used only "
                     "after a restart under the agent (MLFLASHPOINT_ENABLED=1), or if checkpoint.load holds a checkpoint"
                 )
         # The protocol had no callbacks before 0.5.

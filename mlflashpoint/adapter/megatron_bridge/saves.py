@@ -99,7 +99,7 @@ def _goes_to_memory(this: job.Job, manager: MLFlashpointLocalCheckpointManager, 
     iterations = getattr(config.train, "train_iters", None)
     if iterations and step >= iterations:
         return False
-    return (step // interval) % this.durable_every != 0
+    return bool((step // interval) % this.durable_every != 0)
 
 
 def _save_again(given: Arguments, non_persistent: bool) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,10 +96,8 @@ class Run:
     def _abandon(self) -> None:
         for rank in range(RANKS):
             if self._file("pid", rank).exists() and not self._file("exit", rank).exists():
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(int(self._file("pid", rank).read_text()), signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
 
 
 class Fleet:
@@ -217,7 +215,3 @@ VERSIONS = ("0.4.2", "0.5.1", "0.6.2")
 
 def remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    sys.exit("a module of the tests")

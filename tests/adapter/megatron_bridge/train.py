@@ -1,4 +1,4 @@
-"""The user's training script of these tests: knows nothing of mlflashpoint, and writes down what it sees of its state."""
+"""The user's training script of these tests: knows nothing of mlflashpoint, and notes what it sees of its state."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ def digests(context: Any) -> dict[str, Any]:
     """Step, counters and digests of all that training goes on from."""
     state = context.state.train_state
     weights = [
-        dict(chunk.named_parameters()) for chunk in (context.model if isinstance(context.model, list) else [context.model])
+        dict(chunk.named_parameters())
+        for chunk in (context.model if isinstance(context.model, list) else [context.model])
     ]
     return {
         "step": int(state.step),
@@ -120,7 +121,7 @@ def main(request: dict[str, Any]) -> None:
     record = open(f"{request['record']}{os.environ['RANK']}", "a", buffering=1)  # noqa: SIM115
 
     def write(event: str, **fields: Any) -> None:
-        record.write(json.dumps({"event": event, **fields}) + "\n")
+        record.write(json.dumps({"event": event, "time": time.time(), **fields}) + "\n")
 
     class Recorder(Callback):
         def on_train_start(self, context: Any) -> None:

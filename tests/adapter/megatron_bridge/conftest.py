@@ -1,0 +1,147 @@
+"""Fleets of workers shared by all tests here, and memory containers that are gone after each test."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from mlflashpoint.core.arena import scan_seat
+from tests.adapter.megatron_bridge.fleet import DEADLINE_S, RANKS, Fleet, Run, missing
+
+NEWEST = "0.6.2"
+
+#: what stands in the environment of each kind of fleet, and whether the agent's start-up file is found there
+KINDS: dict[str, tuple[dict[str, str], bool]] = {
+    "bare": ({}, False),
+    "off": ({"MLFLASHPOINT_ENABLED": "0"}, True),
+    "on": ({"MLFLASHPOINT_ENABLED": "1", "MLFLASHPOINT_LOG_LEVEL": "DEBUG"}, True),
+}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without the built environment there is nothing to test with; ``make test`` builds it and lets nothing skip."""
+    reason = missing()
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.multiprocess)
+            if reason is not None and not os.environ.get("REQUIRE_FRAMEWORKS"):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+class Fleets:
+    """Fleets by version and kind, started when first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._running: dict[tuple[str, str], Fleet] = {}
+
+    def __call__(self, kind: str, version: str = NEWEST) -> Fleet:
+        if (kind, version) not in self._running:
+            environ, bootstrap = KINDS[kind]
+            folder = self._folder / f"{kind}-{version}"
+            self._running[kind, version] = Fleet(folder, version, environ, bootstrap=bootstrap).ready()
+        return self._running[kind, version]
+
+    def close(self) -> None:
+        for fleet in self._running.values():
+            fleet.close()
+
+
+@pytest.fixture(scope="session")
+def fleets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleets]:
+    started = Fleets(tmp_path_factory.mktemp("fleets"))
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+@dataclass
+class Memory:
+    """A job's identity and its memory container, on this machine's tmpfs."""
+
+    durable: Path
+    job_id: str = field(default_factory=lambda: f"bridge-test-{uuid.uuid4().hex[:12]}")
+
+    @property
+    def base(self) -> Path:
+        return Path("/dev/shm") / self.job_id
+
+    def environ(self, every: int | None = 2, **settings: object) -> dict[str, str]:
+        """Settings of a run of this job."""
+        chosen = {
+            "job_id": self.job_id,
+            "base_container": self.base,
+            "replicas": 0,
+            "deadline_s": 60,
+            "save_every_n_steps": every,
+            **settings,
+        }
+        return {f"MLFLASHPOINT_{name.upper()}": str(value) for name, value in chosen.items() if value is not None}
+
+    def seat(self, rank: int) -> Path:
+        return self.base / "default" / f"seat-{rank}"
+
+    def steps(self, rank: int) -> dict[int, Path]:
+        """Committed steps on a rank's seat, each with the path of its slot."""
+        return {slot.record.step: slot.path for slot in scan_seat(self.seat(rank)) if slot.record is not None}
+
+    def wait_for(self, step: int, ranks: range = range(RANKS)) -> None:
+        """Wait until each of the ranks has committed ``step``."""
+        give_up = time.monotonic() + DEADLINE_S
+        while not all(step in self.steps(rank) for rank in ranks):
+            assert time.monotonic() < give_up, f"step {step} was not committed: {[self.steps(rank) for rank in ranks]}"
+            time.sleep(0.02)
+
+    def crash(self, fleet: Fleet, options: dict, environ: dict[str, str], *, at: int, committed: int | None = None) -> Run:
+        """Train until after step ``at``, wait for the commit of that step (or ``committed``), kill every rank."""
+        run = fleet.start(options, environ, hold_at=at)
+        run.wait_for("holding")
+        self.wait_for(at if committed is None else committed)
+        run.kill()
+        return run
+
+    def remove(self) -> None:
+        shutil.rmtree(self.base, ignore_errors=True)
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Memory]:
+    job = Memory(tmp_path / "durable")
+    try:
+        yield job
+    finally:
+        job.remove()
+
+
+@pytest.fixture(scope="session")
+def straight(fleets: Fleets) -> Callable[..., Run]:
+    """Runs of six steps that nothing interrupts, without us, by Bridge version and options; each is made once."""
+    made: dict[str, Run] = {}
+
+    def get(version: str = NEWEST, **options: object) -> Run:
+        key = repr((version, sorted(options.items())))
+        if key not in made:
+            made[key] = fleets("bare", version).run(dict(options))
+        return made[key]
+
+    return get
+
+
+def at(run: Run, step: int, rank: int = 0) -> dict:
+    """What the run recorded of its state after ``step`` steps, on its way or at its end."""
+    found = [e for e in run.events(rank) if e["event"] in ("step", "end") and e["step"] == step]
+    assert found, f"no record of step {step}: {run.events(rank)}"
+    return found[0]
+
+
+def state(event: dict, *without: str) -> dict:
+    """The record without what names it, and without the parts named."""
+    return {key: value for key, value in event.items() if key not in ("event", "time", *without)}
