@@ -2,8 +2,8 @@
 
     python benchmarks/replication.py [--mib 1024] [--rounds 7] [--json FILE]
 
-Two processes on this machine, memory in tmpfs that was faulted in beforehand, methods interleaved round by round. Prints
-the median of each and the ratios that the project promises. Throughput is in GB/s of 1e9 bytes.
+Two processes on this machine, memory in tmpfs that was faulted in beforehand, methods interleaved round by round.
+Prints the median of each and the ratios that the project promises. Throughput is in GB/s of 1e9 bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 

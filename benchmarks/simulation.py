@@ -96,7 +96,8 @@ def main() -> None:
         formula = "-" if row["expected"] is None else f"{row['expected']:.4f}"
         apart = "-" if row["expected"] is None else f"{row['standard_errors_apart']:.1f} se"
         print(
-            f"{row['replicas']}  {row['nodes_per_domain']:12}  {failed:10}  {row['recovered']:.4f}     {formula:9}  {apart:5}"
+            f"{row['replicas']}  {row['nodes_per_domain']:12}  {failed:10}  {row['recovered']:.4f}     {formula:9}"
+            f"  {apart:5}"
             f"  {row['plans']:3} ({row['plans_recovered']:3})  {row['plans_against_fatal_sets']:5}"
             f"  {row['plan_s_median']:.2f} / {row['plan_s_max']:.2f} s",
             flush=True,
