@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import threading
@@ -15,11 +16,12 @@ Stats = dict[str, int | float | str]
 
 
 def as_flashpoint(error: BaseException, *, rank: int, step: int) -> FlashpointError:
-    """``error`` as one of ours that names rank and step; a foreign one becomes the cause of a FlashpointError."""
+    """A copy of ``error`` that names rank and step; a foreign one becomes the cause of a FlashpointError."""
     if isinstance(error, FlashpointError):
-        error.rank = rank if error.rank is None else error.rank
-        error.step = step if error.step is None else error.step
-        return error
+        named = copy.copy(error)
+        named.rank = rank if error.rank is None else error.rank
+        named.step = step if error.step is None else error.step
+        return named
     wrapped = FlashpointError(
         f"{type(error).__name__}: {error}", rank=rank, step=step, remedy="training goes on; please report this"
     )

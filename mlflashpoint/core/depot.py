@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from mlflashpoint.core.arena import file_of
 from mlflashpoint.core.incarnation import Lineage, read_lineage
 from mlflashpoint.core.manifest import node_copies
 from mlflashpoint.core.reader import ShardReader
@@ -69,9 +70,10 @@ class Depot:
 
     def quarantine(self, copy: ShardCopy) -> None:
         """Rename the commit record of a corrupt copy on this node, so that nobody tries it again."""
-        commit = self._path(copy).with_name(f"{Path(copy.slot).name}.commit")
+        slot = self._path(copy)
+        commit = file_of(slot, "commit")
         with contextlib.suppress(FileNotFoundError):
-            os.rename(commit, commit.with_suffix(".quarantined"))
+            os.rename(commit, file_of(slot, "quarantined"))
             log.warning("quarantined the shard of rank %d, step %d: %s", copy.record.rank, copy.record.step, commit)
 
     def close(self) -> None:

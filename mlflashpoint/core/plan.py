@@ -51,8 +51,8 @@ class RecoveryPlan:
         version: the version chosen; its ``world_size`` differs from the job's only if resharding was allowed.
         reshardable: the newest complete version, if one that is saved by another world size or layout is newer than
             what was chosen; it needs resharding.
-        newest_complete: the newest complete version of any layout, whether or not it was chosen: not to be overwritten
-            before a newer one is complete.
+        complete: every complete version of any layout, newest first, whether or not it was chosen. The newest at or
+            below the step that training goes on from must survive until a newer one is complete.
     """
 
     step: int
@@ -63,7 +63,7 @@ class RecoveryPlan:
     reason: str
     version: VersionKey | None = None
     reshardable: VersionKey | None = None
-    newest_complete: VersionKey | None = None
+    complete: tuple[VersionKey, ...] = ()
 
 
 def plan_recovery(
@@ -123,33 +123,38 @@ def plan_recovery(
         versions, key=lambda key: (key.incarnation, order.get(key[:2], -1), key.step, key[3:]), reverse=True
     )
     skipped: list[SkippedVersion] = []
-    newest_complete: VersionKey | None = None
+    complete: list[VersionKey] = []
     reshardable: VersionKey | None = None
+    chosen: VersionKey | None = None
     for key in newest_first:
         ranks = versions[key]
         same_layout = key.world_size == world_size and topology in (None, key.topology)
         needed_at = None if remote else _needed_at(key, placement, same_layout)
         reason = _abandoned(key, ranks, known) or _incomplete(key, ranks, bad[key], needed_at)
         if reason is None:
-            newest_complete = newest_complete or key
+            complete.append(key)
             if durable_step is not None and durable_step > key.step:
                 reason = f"the durable checkpoint of step {durable_step} is newer"
             elif not same_layout and not reshard:
-                reshardable = reshardable or key
+                reshardable = reshardable or (key if chosen is None else None)
                 reason = _mismatch(key, world_size, topology)
-        if reason is None:
-            return RecoveryPlan(
-                step=key.step,
-                incarnation=key.incarnation,
-                group=group,
-                sources=_ordered(ranks, placement, same_layout),
-                skipped=tuple(skipped),
-                reason=f"step {key.step} of incarnation {key.incarnation} is complete in memory",
-                version=key,
-                reshardable=reshardable,
-                newest_complete=newest_complete,
-            )
-        skipped.append(SkippedVersion(key.step, key.incarnation, reason))
+        if chosen is None and reason is None:
+            chosen = key
+        elif chosen is None:
+            skipped.append(SkippedVersion(key.step, key.incarnation, reason or ""))
+    if chosen is not None:
+        same_layout = chosen.world_size == world_size and topology in (None, chosen.topology)
+        return RecoveryPlan(
+            step=chosen.step,
+            incarnation=chosen.incarnation,
+            group=group,
+            sources=_ordered(versions[chosen], placement, same_layout),
+            skipped=tuple(skipped),
+            reason=f"step {chosen.step} of incarnation {chosen.incarnation} is complete in memory",
+            version=chosen,
+            reshardable=reshardable,
+            complete=tuple(complete),
+        )
     why = f"; newest: step {skipped[0].step}: {skipped[0].reason}" if skipped else ", it holds no version"
     return RecoveryPlan(
         step=-1,
@@ -159,7 +164,7 @@ def plan_recovery(
         skipped=tuple(skipped),
         reason=f"nothing to recover from memory{why}",
         reshardable=reshardable,
-        newest_complete=newest_complete,
+        complete=tuple(complete),
     )
 
 

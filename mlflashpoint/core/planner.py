@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 #: entries per record in the job's store
 CHUNK = 512
-#: how many skipped versions the ranks tell each other of
+#: how many skipped, and how many complete, versions the ranks tell each other of
 _SHOWN = 16
 
 
@@ -92,7 +92,7 @@ class Planner:
             {
                 "version": version,
                 "reason": reason,
-                "newest_complete": plan.newest_complete,
+                "complete": plan.complete[:_SHOWN],
                 "reshardable": plan.reshardable,
                 "skipped": [[item.step, item.incarnation, item.reason] for item in plan.skipped[:_SHOWN]],
                 "lineage": self._lineage.to_json(),

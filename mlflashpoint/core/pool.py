@@ -22,35 +22,31 @@ class SlotPool:
         self._rollbacks: list[int] = []
         self._changed = threading.Condition()
 
-    def adopt(self, records: Sequence[ShardRecord | None], keep: VersionKey | None) -> None:
+    def adopt(self, records: Sequence[ShardRecord | None], complete: Sequence[VersionKey]) -> None:
         """Take over what the predecessor left in the slots.
 
-        Of its versions only ``keep`` counts, the newest complete one: all others are older, incomplete for good, or
-        abandoned.
+        Of its versions only the ``complete`` ones count: all others are incomplete for good, or abandoned.
         """
         with self._changed:
-            self._newest = None if keep is None else Version(keep.incarnation, keep.step)
-            self._complete = set() if self._newest is None else {self._newest}
+            runs = {(key.incarnation, key.run, key.step) for key in complete}
+            self._complete = {Version(key.incarnation, key.step) for key in complete}
+            self._newest = max(self._complete, default=None)
             self._tenants = []
             for record in records:
                 if record is None:
                     self._tenants.append(Tenant())
                 else:
-                    kept = keep is not None and (record.run, record.incarnation, record.step) == (
-                        keep.run,
-                        keep.incarnation,
-                        keep.step,
-                    )
-                    self._tenants.append(Tenant(Version(record.incarnation, record.step), failed=not kept))
+                    lost = (record.incarnation, record.run, record.step) not in runs
+                    self._tenants.append(Tenant(Version(record.incarnation, record.step), failed=lost))
             self._changed.notify_all()
 
-    def rebase(self, keep: VersionKey | None) -> None:
-        """The ranks found together that ``keep`` is the newest complete version: none above it counts any more."""
+    def rebase(self, complete: Sequence[VersionKey]) -> None:
+        """The ranks found together which versions are complete: of those held to be so, no other counts any more."""
         with self._changed:
-            newest = None if keep is None else Version(keep.incarnation, keep.step)
-            self._give_up(lambda version: version in self._complete and (newest is None or version > newest))
-            self._newest = newest
-            self._complete = set() if newest is None else {newest}
+            found = {Version(key.incarnation, key.step) for key in complete}
+            self._give_up(lambda version: version in self._complete - found)
+            self._complete = found
+            self._newest = max(found, default=None)
 
     def roll_back(self, step: int) -> None:
         """Training goes back to ``step``, which ends an epoch: nothing above it counts any more."""

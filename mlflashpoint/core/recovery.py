@@ -70,7 +70,7 @@ class Decision:
     Attributes:
         recovery: what to load, None for nothing.
         reason: one line: what was chosen, or why nothing was.
-        newest_complete: version that must survive until a newer one is complete.
+        complete: every complete version, newest first; see ``RecoveryPlan``.
         reshardable: newest complete version that only resharding could load, if it was passed over.
         skipped: versions that were passed over.
         lineage: all that any node knows of the starts of the job.
@@ -78,10 +78,17 @@ class Decision:
 
     recovery: Recovery | None
     reason: str
-    newest_complete: VersionKey | None
+    complete: tuple[VersionKey, ...]
     reshardable: VersionKey | None
     skipped: tuple[SkippedVersion, ...]
     lineage: Lineage
+
+    def under(self, prefix: str) -> Decision:
+        """The same, with the place of the plan told from the group's channel."""
+        if self.recovery is None:
+            return self
+        recovery = dataclasses.replace(self.recovery, where=f"{prefix}/{self.recovery.where}")
+        return dataclasses.replace(self, recovery=recovery)
 
 
 class Depot(Protocol):
@@ -194,7 +201,7 @@ def _from_header(header: Any) -> tuple[Decision, VersionKey | None]:
         decision = Decision(
             recovery=None,
             reason=str(header["reason"]),
-            newest_complete=_version(header["newest_complete"]),
+            complete=tuple(version for raw in header["complete"] if (version := _version(raw)) is not None),
             reshardable=_version(header["reshardable"]),
             skipped=skipped,
             lineage=Lineage.from_json(header["lineage"]),

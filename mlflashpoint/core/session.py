@@ -129,6 +129,15 @@ class Session:
                 self.remember()
             return self._joined
 
+    @property
+    def joined_already(self) -> Joined | None:
+        """What ``joined`` gave, None before it."""
+        return self._joined
+
+    def number(self, epoch: int) -> int:
+        """The incarnation's number, 0 before ``joined``."""
+        return 0 if self._joined is None else self.incarnation(epoch).number
+
     def room(self, channel: Channel) -> Room:
         return Room(channel, rank=self.ranks.rank, world_size=self.ranks.world_size, deadline_s=self.config.deadline_s)
 

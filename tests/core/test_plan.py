@@ -99,7 +99,7 @@ def test_of_one_step_the_later_start_wins():
 
 def test_a_durable_checkpoint_that_is_newer_wins_and_the_memory_stays_protected():
     plan = plan_recovery(version(20), 2, placement=PLACE, durable_step=21)
-    assert (plan.step, plan.newest_complete.step) == (-1, 20)
+    assert (plan.step, plan.complete[0].step) == (-1, 20)
     assert "durable checkpoint of step 21" in reasons(plan)[1, 20]
 
 
@@ -123,7 +123,7 @@ def test_another_world_size_is_reported_for_resharding_and_not_loaded():
     assert plan.step == 5
     assert plan.reshardable.step == 9
     assert "TopologyMismatch: saved by 4 ranks, the job has 2" in reasons(plan)[1, 9]
-    assert plan.newest_complete.step == 9
+    assert plan.complete[0].step == 9
 
 
 def test_another_layout_is_reported_for_resharding_and_not_loaded():
@@ -245,7 +245,7 @@ def test_the_plan_does_not_depend_on_the_order_of_the_manifests(copies, random):
     shuffled = copies[:]
     random.shuffle(shuffled)
     one, other = (plan_recovery(c, 2, placement=PLACE) for c in (copies, shuffled))
-    assert (one.version, one.skipped, one.newest_complete) == (other.version, other.skipped, other.newest_complete)
+    assert (one.version, one.skipped, one.complete) == (other.version, other.skipped, other.complete)
 
 
 def test_ten_thousand_nodes_less_one_are_planned():

@@ -1,0 +1,94 @@
+"""What the training thread says to the other ranks: collective calls, each with a deadline, none stuck in a socket."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import TypeVar
+
+from mlflashpoint.core.deadline import Deadline, bounded
+from mlflashpoint.core.depot import Depot
+from mlflashpoint.core.ledger import agree
+from mlflashpoint.core.planner import Wish
+from mlflashpoint.core.record import ShardCopy
+from mlflashpoint.core.recovery import Decision, Recovery, recover, sources_of
+from mlflashpoint.core.session import Session
+from mlflashpoint.errors import DeadlineExceededError, FlashpointError
+
+log = logging.getLogger("mlflashpoint.core")
+
+T = TypeVar("T")
+
+_ROLE = "foreground"
+#: the inner deadlines tell who is missing; the outer one only guards against a call that never comes back
+_SLACK_S = 10.0
+
+
+class Conversation:
+    """The collective calls of one runtime; all ranks make the same ones in the same order.
+
+    Args:
+        session: an opened session.
+        depot: access to the copies on this node.
+    """
+
+    def __init__(self, session: Session, depot: Depot) -> None:
+        self._session = session
+        self._depot = depot
+        self._agreements: Counter[str] = Counter()
+        self._recoveries = 0
+
+    def agree(self, key: str, ok: bool) -> tuple[bool, str]:
+        """Whether every rank says ``ok``, and why not; raises FlashpointError if the ranks can't talk."""
+        ranks, deadline_s = self._session.ranks, self._session.config.deadline_s
+        if ranks.world_size == 1:
+            return ok, ""
+        self._agreements[key] += 1
+        name = f"agree/{key}/{self._agreements[key]}"
+
+        def vote() -> tuple[bool, str]:
+            start = self._session.joined(_ROLE).start
+            channel = self._session.channel(_ROLE).under(f"run-{start.run}/{name}")
+            return agree(channel, ok, rank=ranks.rank, world_size=ranks.world_size, deadline=Deadline(deadline_s))
+
+        return self._bounded(vote, f"agreeing on {key}")
+
+    def find(self, wish: Wish) -> Decision:
+        """Decide what to go on from; raises FlashpointError."""
+        self._recoveries += 1
+        name = f"recovery-{self._recoveries}"
+
+        def talk() -> Decision:
+            joined = self._session.joined(_ROLE)
+            where = f"run-{joined.start.run}/{name}"
+            room = self._session.room(self._session.channel(_ROLE).under(where))
+            decision = recover(room, joined.me, joined.members, self._depot, wish)
+            self._session.remember(decision.lineage)
+            return decision.under(where)
+
+        return self._bounded(talk, "finding what to resume from")
+
+    def sources(self, recovery: Recovery, shard: int) -> tuple[ShardCopy, ...]:
+        """The copies of any shard of the version; raises PeerError if the plan lists none."""
+        known = recovery.sources.get(shard)
+        if known is not None:
+            return known
+        return self._bounded(
+            lambda: sources_of(self._session.channel(_ROLE).under(recovery.where), shard),
+            f"asking where the shard of rank {shard} is",
+        )
+
+    def _bounded(self, action: Callable[[], T], what: str) -> T:
+        # Joining and what follows are two conversations, each with the whole deadline for itself.
+        seconds = 2 * self._session.config.deadline_s + _SLACK_S
+        try:
+            return bounded(action, seconds, what)
+        except DeadlineExceededError as error:
+            self._session.drop_channel(_ROLE)
+            error.rank = self._session.ranks.rank if error.rank is None else error.rank
+            raise
+        except FlashpointError:
+            raise
+        except Exception as error:
+            raise FlashpointError(f"{what} failed: {type(error).__name__}: {error}") from error

@@ -1,0 +1,69 @@
+"""Orphans: seats that no rank of the job sits on any more, because the node runs fewer ranks now."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from mlflashpoint.core.arena import file_of, scan_seat
+from mlflashpoint.core.manifest import seats_of
+from mlflashpoint.core.plan import VersionKey
+from mlflashpoint.core.rotation import Tenant, Version, may_overwrite
+from mlflashpoint.core.seat import SeatLock
+from mlflashpoint.errors import ContainerError, FlashpointError
+
+log = logging.getLogger("mlflashpoint.core")
+
+
+def free_orphans(group_dir: Path, newest: VersionKey | None) -> int:
+    """Remove the slots of seats without an owner, by the rule that holds for slots with one.
+
+    Args:
+        group_dir: the group's folder on this node.
+        newest: the newest complete version, which must survive; None if there is none.
+
+    Returns:
+        bytes freed. Failures are logged only.
+    """
+    freed = 0
+    for seat in seats_of(group_dir).values():
+        try:
+            lock = SeatLock(seat, wait_s=0)
+        except ContainerError:
+            continue
+        try:
+            freed += free_slots(seat, newest)
+        except (FlashpointError, OSError) as error:
+            log.warning("the orphaned seat %s could not be freed: %s", seat, error)
+        finally:
+            lock.release()
+    if freed:
+        log.info("freed %d bytes of seats that no rank sits on any more", freed)
+    return freed
+
+
+def free_slots(seat: Path, newest: VersionKey | None = None) -> int:
+    """Remove a seat's slots, but not what the rule protects; whoever calls it holds the seat's lock.
+
+    Returns:
+        bytes freed.
+
+    Raises:
+        OSError: a file can't be removed.
+        ContainerError: the seat can't be read.
+    """
+    freed = 0
+    for slot in scan_seat(seat):
+        record = slot.record
+        if record is not None and newest is not None:
+            kept = (record.incarnation, record.run, record.step) == newest[:3]
+            tenant = Tenant(Version(record.incarnation, record.step), failed=not kept)
+            if not may_overwrite(tenant, Version(newest.incarnation, newest.step)):
+                continue
+        # The commit record goes first: without it nobody takes the rest for a shard.
+        for kind in ("commit", "index", "data", "quarantined"):
+            file = file_of(slot.path, kind)
+            if file.exists():
+                freed += file.stat().st_blocks * 512
+                file.unlink()
+    return freed

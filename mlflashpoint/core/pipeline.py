@@ -1,0 +1,209 @@
+"""The pipeline of a save: take a slot and stage on the training thread, commit and announce in the background."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from mlflashpoint.core.arena import Arena
+from mlflashpoint.core.counters import Counters, as_flashpoint, log_record
+from mlflashpoint.core.orphans import free_orphans
+from mlflashpoint.core.plan import VersionKey
+from mlflashpoint.core.pool import SlotPool
+from mlflashpoint.core.rotation import Version, slots_needed
+from mlflashpoint.core.saver import ShardSaver
+from mlflashpoint.core.session import Session
+from mlflashpoint.core.settlement import Settlement
+from mlflashpoint.core.ticket import Attributes, Ticket
+from mlflashpoint.core.worker import Worker
+from mlflashpoint.errors import DeadlineExceededError, FlashpointError, SlotBusyError
+
+log = logging.getLogger("mlflashpoint.core")
+
+_RARER = "save more rarely, or set MLFLASHPOINT_KEEP_VERSIONS=3 for one more slot"
+
+
+class Pipeline:
+    """Saves of one rank, one after the other. Its methods are for the training thread.
+
+    Args:
+        session: an opened session.
+        counters: where to count.
+    """
+
+    def __init__(self, session: Session, counters: Counters) -> None:
+        self._session = session
+        self._counters = counters
+        self._arena: Arena | None = None
+        self._saver = ShardSaver()
+        self._pool = SlotPool()
+        self._settlement = Settlement(session, counters, self._pool)
+        self._worker = Worker(f"mlflashpoint-{session.group}", self._settlement.watch)
+        self._complete: tuple[VersionKey, ...] = ()
+        self._stuck_in_a_row = 0
+
+    def stage(self, ticket: Ticket, state: Any, attributes: Attributes) -> int:
+        """Copy the state into a slot and hand it to the background; the blocking part of a save.
+
+        Returns:
+            the bytes staged.
+
+        Raises:
+            SlotBusyError: every slot is still needed.
+            FlashpointError: the state can't be stored; nothing is half written.
+        """
+        seat, planned = self._session.seat, self._saver.plan(state)
+        arena = self._prepare(seat, planned.nbytes)
+        ticket.index = self._take(ticket)
+        try:
+            if callable(attributes):
+                ticket.late_attributes, attributes = attributes, {}
+            staged = ticket.staged = self._saver.stage(arena.slots[ticket.index], planned, attributes=attributes)
+            if not self._worker.submit(lambda: self._finish(ticket)):
+                raise SlotBusyError("the background thread is far behind", remedy="look at its last error in the log")
+        except BaseException:
+            ticket.staged = None
+            self._pool.freed(ticket.index)
+            raise
+        return staged.nbytes
+
+    def await_commit(self, ticket: Ticket) -> None:
+        """Wait until this rank's part in the save is over; raises DeadlineExceededError after ``deadline_s``."""
+        if not ticket.done.wait(self._session.config.deadline_s):
+            raise DeadlineExceededError(
+                f"the commit of the save took longer than {self._session.config.deadline_s:g} s",
+                setting="MLFLASHPOINT_DEADLINE_S",
+                remedy="look whether a rank is stuck, or raise the setting",
+            )
+
+    def give_up(self, ticket: Ticket, error: FlashpointError) -> None:
+        """Tell the others, in the background, that this rank has no shard of that step."""
+        ticket.error = error
+        if not self._worker.submit(lambda: self._settlement.fail(ticket, error)):
+            log.debug("the queue is full: the others are not told that step %d failed", ticket.step)
+
+    def rebase(self, complete: tuple[VersionKey, ...]) -> None:
+        """The ranks found together which versions are complete."""
+        self._complete = complete
+        if self._arena is not None:
+            self._pool.rebase(complete)
+
+    def go_on_from(self, step: int) -> None:
+        """Training goes on from ``step``, and nothing has been saved yet."""
+        self._complete = tuple(key for key in self._complete if key.step <= step)
+
+    def roll_back(self, step: int) -> None:
+        """Training goes back to ``step`` within this process."""
+        self.go_on_from(step)
+        self._pool.roll_back(step)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait for the background; False if it is not done after ``timeout_s`` seconds."""
+        return self._worker.drain(timeout_s)
+
+    def close(self, timeout_s: float) -> bool:
+        """End the background thread; False if it is still busy, then the slots stay mapped under it."""
+        stopped = self._worker.stop(timeout_s)
+        if stopped and self._arena is not None:
+            self._arena.close()
+            self._arena = None
+        return stopped
+
+    def _prepare(self, seat: Path, nbytes: int) -> Arena:
+        """The arena with enough slots of that size; allocated at the first save, and anew when the state grows."""
+        count = slots_needed(self._session.config.keep_versions)
+        if self._arena is None:
+            arena = Arena(seat)
+            try:
+                arena.adopt()
+                self._free_orphans()
+                arena.reserve(count, nbytes)
+            except BaseException:
+                arena.close()
+                raise
+            self._pool.adopt([slot.record for slot in arena.slots], self._complete)
+            self._arena = arena
+        elif any(slot.capacity < nbytes for slot in self._arena.slots):
+            # Growing may move a slot, and the background must not be reading it then.
+            if not self._worker.drain(self._session.config.busy_wait_s):
+                raise SlotBusyError("the state has grown while the last save is still under way", remedy=_RARER)
+            self._arena.reserve(count, nbytes)
+        return self._arena
+
+    def _take(self, ticket: Ticket) -> int:
+        """Index of a slot that nothing needs any more; waits for one, but less each time that this was in vain."""
+        index = self._pool.take(0)
+        if index is None:
+            # Beginning the save for all to see, before it is staged, tells them that nothing older is on its way here.
+            self._settlement.await_slot(ticket)
+            self._worker.submit(lambda: self._settlement.attempt(ticket))
+            wait_s = self._session.config.busy_wait_s / 2**self._stuck_in_a_row
+            index = self._pool.take(wait_s, self._settlement.hopeless)
+            self._settlement.slot_awaited()
+        if index is None:
+            self._stuck_in_a_row = min(self._stuck_in_a_row + 1, 10)
+            raise SlotBusyError("every slot is needed: an earlier version is not complete on all ranks", remedy=_RARER)
+        self._stuck_in_a_row = 0
+        return index
+
+    def _finish(self, ticket: Ticket) -> None:
+        """Commit what was staged, and announce it; in the background."""
+        staged, began, committed = ticket.staged, time.perf_counter(), False
+        assert staged is not None
+        ranks = self._session.ranks
+        self._counters.add("bytes_outstanding", staged.nbytes)
+        try:
+            start = self._settlement.start(ticket.epoch)
+            self._settlement.attempt(ticket)
+            if ticket.late_attributes is not None:
+                staged = self._saver.attach(staged, ticket.late_attributes())
+            record = self._saver.commit(
+                staged,
+                job_id=self._session.config.job_id,
+                group=self._session.group,
+                incarnation=start.number,
+                run=start.run,
+                resumed_from=-1 if start.resumed_from is None else start.resumed_from,
+                step=ticket.step,
+                rank=ranks.rank,
+                world_size=ranks.world_size,
+                topology=ticket.topology,
+            )
+            committed = True
+            self._pool.stored(ticket.index, Version(start.number, ticket.step), epoch=ticket.epoch)
+            self._counters.add("saves_ok")
+            self._counters.raise_to("last_committed_step", ticket.step)
+            fields: dict[str, Any] = {"group": self._session.group, "incarnation": start.number, "rank": ranks.rank}
+            fields |= {"step": ticket.step, "bytes": record.data_bytes}
+            log_record(logging.DEBUG, "commit", {**fields, "commit_ms": round((time.perf_counter() - began) * 1e3, 3)})
+            self._settlement.commit(ticket)
+        except Exception as error:
+            named = as_flashpoint(error, rank=ranks.rank, step=ticket.step)
+            self._counters.failure("a save failed in the background", named)
+            if not committed:
+                ticket.error = named
+                self._discard(ticket)
+                self._settlement.fail(ticket, named)
+        finally:
+            self._counters.add("bytes_outstanding", -staged.nbytes)
+            # It holds the state's scalars and, through the slot, the mapping.
+            ticket.staged = None
+            ticket.done.set()
+
+    def _discard(self, ticket: Ticket) -> None:
+        """Make sure that the slot of a save that failed half-way holds nothing, then let it be used again."""
+        self._counters.add("saves_failed")
+        try:
+            if self._arena is not None:
+                self._arena.slots[ticket.index].invalidate()
+        except (FlashpointError, OSError) as error:
+            # The next save into the slot tries this again before it writes.
+            log.warning("a failed save could not be taken back: %s", error)
+        self._pool.freed(ticket.index)
+
+    def _free_orphans(self) -> None:
+        joined = self._session.joined_already
+        if joined is not None and joined.me.leader:
+            free_orphans(self._session.container.group_dir(self._session.group), max(self._complete, default=None))

@@ -1,0 +1,336 @@
+"""The runtime: one per process and group, and all that an adapter talks to."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mlflashpoint.core.channel import Channel, Store
+from mlflashpoint.core.conversation import Conversation
+from mlflashpoint.core.counters import Counters, Stats
+from mlflashpoint.core.depot import Depot
+from mlflashpoint.core.orphans import free_slots
+from mlflashpoint.core.pipeline import Pipeline
+from mlflashpoint.core.planner import Wish
+from mlflashpoint.core.ranks import Ranks, ranks_from
+from mlflashpoint.core.reader import ShardReader
+from mlflashpoint.core.recovery import Recovery
+from mlflashpoint.core.results import Loaded, SaveResult
+from mlflashpoint.core.saves import Saves
+from mlflashpoint.core.session import Session
+from mlflashpoint.errors import FlashpointError, NoVersionError, TopologyMismatchError
+from mlflashpoint.settings import StoreConfig
+
+__all__ = ["Loaded", "Recovery", "Runtime", "SaveResult", "close_runtimes", "get_runtime"]
+
+log = logging.getLogger("mlflashpoint.core")
+
+_CLOSE_S = 60.0
+
+
+class Runtime:
+    """The memory store of one process for one group of ranks.
+
+    Args:
+        config: the settings.
+        rank: global rank within the group.
+        world_size: ranks in the group.
+        local_rank: rank among the group's processes on this node; names the seat.
+        store: the job's c10d store. None takes that of torch.distributed when first needed; one rank needs none.
+        group: name of the set of ranks that save together.
+
+    Constructing it makes the container and takes the seat, talks to nobody and starts no thread. If the container
+    can't be used, ``problem`` says why, saves fail, and this rank still answers the others in ``find_latest`` and
+    ``agree``; with ``config.strict`` it is raised.
+
+    Raises:
+        SettingError: the group's name or the ranks can't be used.
+    """
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        *,
+        rank: int,
+        world_size: int,
+        local_rank: int,
+        store: Store | None = None,
+        group: str = "default",
+    ) -> None:
+        self.config = config
+        self.rank = rank
+        self.world_size = world_size
+        self.local_rank = local_rank
+        self.group = group
+        self._pid = os.getpid()
+        self._session = Session(config, Ranks(rank, world_size, local_rank), group, store)
+        self._counters = Counters()
+        self._pipeline = Pipeline(self._session, self._counters)
+        self._depot = Depot(self._session)
+        self._conversation = Conversation(self._session, self._depot)
+        self._saves = Saves(self._session, self._pipeline, self._counters, self._depot.close)
+        self._closed = False
+        _open.add(self)
+        if self.problem is not None:
+            self._counters.failure("no memory store on this rank", self.problem)
+            if config.strict:
+                self._session.close()
+                raise self.problem
+
+    @classmethod
+    def from_env(
+        cls,
+        environ: Mapping[str, str] | None = None,
+        *,
+        group: str = "default",
+        store: Store | None = None,
+        **overrides: Any,
+    ) -> Runtime:
+        """A runtime as the environment says; ``overrides`` are fields of StoreConfig.
+
+        Raises:
+            RankUnknownError: neither torch.distributed nor the environment tells the ranks.
+            SettingError: a setting is malformed, or there is no job id.
+        """
+        env = os.environ if environ is None else environ
+        ranks = ranks_from(env)
+        return cls(
+            StoreConfig.from_env(env, **overrides),
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            local_rank=ranks.local_rank,
+            store=store,
+            group=group,
+        )
+
+    @property
+    def problem(self) -> FlashpointError | None:
+        """Why this rank has no memory store, None if it has one."""
+        return self._session.problem
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def save(
+        self,
+        state: Any,
+        *,
+        step: int,
+        topology: str = "",
+        attributes: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
+        wait: bool | None = None,
+    ) -> SaveResult:
+        """Store this rank's shard of ``step``. Every rank calls it for the same steps, in rising order.
+
+        Blocks while the state is copied; the caller may change everything afterwards. A step below the last one means
+        that training was rolled back: what was saved above it is abandoned.
+
+        Args:
+            state: nested dict, list, tuple, scalars and tensors; see ``core.state``.
+            step: training step, from 0.
+            topology: fingerprint of the parallel layout, equal on all ranks.
+            attributes: plain data kept beside the state; or a function that gives it, called in the background before
+                the commit: it may wait, with a deadline, and what it raises makes the save fail.
+            wait: also wait for this rank's commit; None lets ``config.async_save`` decide.
+
+        Returns:
+            what became of it; it raises nothing unless ``config.strict``, then FlashpointError.
+        """
+        wait = not self.config.async_save if wait is None else wait
+        result = self._saves.save(self._check_usable, state, step, topology, attributes or {}, wait)
+        if result.error is not None and self.config.strict:
+            raise result.error
+        return result
+
+    def agree(self, key: str, ok: bool) -> bool:
+        """Whether every rank says ``ok``; collective. All ranks use the same keys in the same order.
+
+        Waits ``config.deadline_s`` at most; a rank that does not answer by then makes it False, for all.
+        """
+        try:
+            self._check_process()
+            answer, reason = self._conversation.agree(key, ok)
+        except FlashpointError as error:
+            self._counters.failure(f"the ranks could not agree on {key}", error)
+            return False
+        if ok and not answer:
+            log.info("the ranks do not agree on %s: %s", key, reason)
+        return answer
+
+    def channel(self, role: str) -> Channel:
+        """Talk to the group's ranks, under a prefix for adapters, on a connection of its own for ``role``.
+
+        Raises:
+            PeerError: there is no store to talk through.
+        """
+        self._check_process()
+        return self._session.channel(f"adapter-{role}").under("adapter")
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Wait for this rank's background work; False if it takes longer than ``timeout_s`` (None: ``deadline_s``)."""
+        self._check_process()
+        return self._pipeline.flush(self.config.deadline_s if timeout_s is None else timeout_s)
+
+    def find_latest(
+        self, *, durable_step: int | None = None, topology: str | None = None, reshard: bool = False
+    ) -> Recovery | None:
+        """Find what all ranks can go on from; collective, one answer for all.
+
+        Every rank has checked the digests of its shard when this returns; corrupt copies are quarantined and the
+        next copy, or the next older version, was taken by all.
+
+        Args:
+            durable_step: newest step in durable storage, -1 or None for none; memory is used if it is not older.
+                Rank 0's value counts, and so does its value of the others.
+            topology: layout that the version must have, None accepts each.
+            reshard: also accept a version of another world size or layout, for ``load_shard``.
+
+        Returns:
+            what to load, None if there is nothing in memory or a durable checkpoint is newer.
+
+        Raises:
+            DeadlineExceededError: some ranks did not answer; names them. Raised on every rank.
+            PeerError: the ranks can't talk to each other, or another one gave up.
+        """
+        self._check_process()
+        self._pipeline.flush(self.config.deadline_s)
+        self._depot.close()
+        if durable_step is not None and durable_step < 0:
+            durable_step = None
+        decision = self._conversation.find(Wish(self.group, durable_step, topology, reshard))
+        self._pipeline.rebase(decision.complete)
+        log.info("rank %d: %s", self.rank, decision.reason)
+        return decision.recovery
+
+    def load(self, recovery: Recovery, *, into: Any = None) -> Loaded:
+        """Load this rank's shard of what ``find_latest`` found.
+
+        Args:
+            recovery: what ``find_latest`` returned.
+            into: a state of the same structure whose tensors are overwritten in place; None makes new tensors.
+
+        Raises:
+            TopologyMismatchError: another number of ranks saved it.
+            StateMismatchError: ``into`` differs; names the first differing tensors.
+            NoVersionError: no copy of the shard can be read any more.
+        """
+        if recovery.world_size != self.world_size:
+            raise TopologyMismatchError(
+                f"step {recovery.step} was saved by {recovery.world_size} ranks, the job has {self.world_size}",
+                rank=self.rank,
+                step=recovery.step,
+                remedy="start the job with as many ranks, or let an adapter that can reshard load it",
+            )
+        reader = self.load_shard(recovery, self.rank)
+        try:
+            state = reader.state(into=into)
+            self._saves.loaded_step = recovery.step
+            return Loaded(state, recovery.step, reader.attributes, reader.record)
+        finally:
+            reader.close()
+
+    def load_shard(self, recovery: Recovery, rank: int) -> ShardReader:
+        """The shard of any rank of the version, for resharding; close the reader before the next save.
+
+        Raises:
+            NoVersionError: no copy of it can be read here.
+            PeerError: the plan does not list it, or can't be asked.
+        """
+        self._check_process()
+        problems = []
+        for copy in self._conversation.sources(recovery, rank):
+            try:
+                return self._depot.take(copy)
+            except (FlashpointError, OSError) as error:
+                problems.append(str(error))
+        raise NoVersionError(
+            f"no copy of the shard of rank {rank} can be read: {'; '.join(problems) or 'none is listed'}",
+            rank=self.rank,
+            step=recovery.step,
+            remedy="resume from a durable checkpoint",
+        )
+
+    def resumed(self, step: int) -> None:
+        """Tell from which step training goes on, 0 or below for from nothing; every rank, before the first save.
+
+        Versions of earlier starts above it are abandoned for good. Called again after saves, it is a rollback
+        within this process.
+        """
+        self._check_process()
+        self._saves.resumed(step if step > 0 else -1)
+
+    def stats(self) -> Stats:
+        """Numbers since the start: saves, versions, bytes, seconds, steps, and the last error's text."""
+        return {**self._counters.snapshot(), "group": self.group, "rank": self.rank}
+
+    def discard(self) -> None:
+        """Give up every version that this rank keeps, replicas too, free their memory, and close.
+
+        For the end of a training that went well: the ranks ``agree`` on that first, for none can recover afterwards.
+        """
+        self._check_usable()
+        self.close(discard=True)
+
+    def close(self, *, discard: bool = False) -> None:
+        """Finish the background work, bounded, and give the seat up; may be called twice."""
+        if self._closed or self._pid != os.getpid():
+            return
+        self._closed = True
+        _open.discard(self)
+        idle = self._pipeline.close(min(_CLOSE_S, self.config.deadline_s))
+        if not idle:
+            log.warning("rank %d: the last save was still under way at the end and may not count", self.rank)
+        self._depot.close()
+        if discard and idle and self.problem is None:
+            freed = free_slots(self._session.seat)
+            log.info("rank %d: training has ended well, %d bytes of memory versions are freed", self.rank, freed)
+        self._session.close()
+
+    def _check_usable(self) -> None:
+        self._check_process()
+        if self._closed:
+            raise FlashpointError("the runtime is closed", remedy="get a new one with get_runtime()")
+
+    def _check_process(self) -> None:
+        # Locks and threads of the parent don't work in a forked child, and the seat is the parent's.
+        if self._pid != os.getpid():
+            raise FlashpointError(
+                f"the runtime belongs to process {self._pid}, this one was forked from it",
+                remedy="save and resume in the training process",
+            )
+
+
+_open: weakref.WeakSet[Runtime] = weakref.WeakSet()
+_by_group: dict[str, Runtime] = {}
+_registry_lock = threading.Lock()
+
+
+def get_runtime(group: str = "default") -> Runtime:
+    """Return the process's runtime for ``group``, made from the environment at the first call.
+
+    Raises:
+        RankUnknownError: neither torch.distributed nor the environment tells the ranks.
+        SettingError: a setting is malformed, or there is no job id.
+    """
+    with _registry_lock:
+        found = _by_group.get(group)
+        if found is None or found.closed:
+            found = _by_group[group] = Runtime.from_env(group=group)
+        return found
+
+
+def close_runtimes() -> None:
+    """Close every runtime of this process, bounded; also done at exit."""
+    with _registry_lock:
+        _by_group.clear()
+    for runtime in list(_open):
+        runtime.close()
+
+
+atexit.register(close_runtimes)

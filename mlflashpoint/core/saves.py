@@ -1,0 +1,117 @@
+"""The saves of one rank in order: what a step means after the last one, and what is counted and logged of each."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from mlflashpoint.core.counters import Counters, as_flashpoint, log_record
+from mlflashpoint.core.pipeline import Pipeline
+from mlflashpoint.core.results import SaveResult
+from mlflashpoint.core.session import Session
+from mlflashpoint.core.ticket import Attributes, Ticket
+from mlflashpoint.errors import SlotBusyError, StepError
+
+log = logging.getLogger("mlflashpoint.core")
+
+
+class Saves:
+    """Keeps the order of steps, resumes and rollbacks.
+
+    Args:
+        session: an opened session.
+        pipeline: does the work.
+        counters: where to count.
+        release: called before a slot may be overwritten, to close what is still open for reading.
+    """
+
+    def __init__(self, session: Session, pipeline: Pipeline, counters: Counters, release: Callable[[], None]) -> None:
+        self._session = session
+        self._pipeline = pipeline
+        self._counters = counters
+        self._release = release
+        self._seq = 0
+        self._last: SaveResult | None = None
+        #: step of what was last loaded, for a job that does not say from where it went on
+        self.loaded_step: int | None = None
+
+    def save(
+        self, check: Callable[[], None], state: Any, step: int, topology: str, attributes: Attributes, wait: bool
+    ) -> SaveResult:
+        """One save; ``check`` raises if the runtime can't be used. Raises nothing itself."""
+        started = time.perf_counter()
+        staged_bytes, error = 0, None
+        ticket: Ticket | None = None
+        try:
+            check()
+            ticket = self._ticket(step, topology)
+            if ticket is not None:
+                staged_bytes = self._pipeline.stage(ticket, state, attributes)
+                if wait:
+                    self._pipeline.await_commit(ticket)
+                    error = ticket.error
+        except Exception as raised:
+            error = as_flashpoint(raised, rank=self._session.ranks.rank, step=step)
+            if ticket is not None and ticket.staged is None:
+                self._pipeline.give_up(ticket, error)
+            self._counters.add("saves_skipped" if isinstance(error, SlotBusyError) else "saves_failed")
+            self._counters.failure("a save was skipped" if isinstance(error, SlotBusyError) else "a save failed", error)
+        skipped = (ticket is None and error is None) or isinstance(error, SlotBusyError)
+        result = SaveResult(error is None, step, error, time.perf_counter() - started, staged_bytes, skipped)
+        if ticket is not None:
+            self._last = result
+        self._tell(result)
+        return result
+
+    def resumed(self, step: int) -> None:
+        """Training goes on from ``step``, -1 from nothing."""
+        if self._last is None:
+            self._session.resumed_from[-1] = step
+            self._pipeline.go_on_from(step)
+            self._session.remember()
+        else:
+            self._roll_back(step)
+
+    def _ticket(self, step: int, topology: str) -> Ticket | None:
+        """The ticket of a save that begins, None if the step is stored already."""
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise StepError(f"step {step!r} is not a whole number from 0")
+        last = self._last
+        if last is not None and step == last.step:
+            if last.ok:
+                return None
+            raise StepError("the save of this step has failed on this rank, which is final")
+        if last is not None and step < last.step:
+            log.warning("step %d follows step %d: taken for a rollback, older versions do not count", step, last.step)
+            self._roll_back(-1)
+        elif last is None and self._session.resumed_from[-1] is None:
+            self.resumed(-1 if self.loaded_step is None else self.loaded_step)
+        self._release()
+        return Ticket(step=step, epoch=self._session.epoch, topology=topology)
+
+    def _roll_back(self, step: int) -> None:
+        self._session.resumed_from.append(step)
+        self._pipeline.roll_back(step)
+        self._session.remember()
+        self._last = None
+
+    def _tell(self, result: SaveResult) -> None:
+        self._seq += 1
+        self._counters.add("blocking_s", result.blocking_s)
+        self._counters.add("bytes_staged", result.staged_bytes)
+        fields: dict[str, Any] = {
+            "blocking_ms": round(result.blocking_s * 1e3, 3),
+            "bytes": result.staged_bytes,
+            "group": self._session.group,
+            "incarnation": self._session.number(self._session.epoch),
+            "ok": result.ok,
+            "rank": self._session.ranks.rank,
+            "seq": self._seq,
+            "skipped": result.skipped,
+            "step": result.step,
+        }
+        if result.error is not None:
+            fields["error"] = str(result.error)
+        log_record(logging.INFO, "save", fields)

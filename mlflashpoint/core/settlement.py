@@ -1,0 +1,139 @@
+"""The settlement: this rank's dealings with the ledger, in the background, and what they mean for its slots."""
+
+from __future__ import annotations
+
+import logging
+
+from mlflashpoint.core.counters import Counters
+from mlflashpoint.core.incarnation import Incarnation
+from mlflashpoint.core.ledger import Ledger, Verdict
+from mlflashpoint.core.pool import SlotPool
+from mlflashpoint.core.rotation import Version
+from mlflashpoint.core.session import Session
+from mlflashpoint.core.ticket import Ticket
+from mlflashpoint.errors import FlashpointError
+
+log = logging.getLogger("mlflashpoint.core")
+
+_ROLE = "background"
+_LONGEST_PAUSE_S = 5.0
+_WAITING_PAUSE_S = 0.1
+
+
+class Settlement:
+    """Announces this rank's saves and reads the verdicts; for one thread, but for ``await_slot`` and ``slot_awaited``.
+
+    Args:
+        session: an opened session.
+        counters: where to count.
+        pool: the slots that verdicts free.
+    """
+
+    def __init__(self, session: Session, counters: Counters, pool: SlotPool) -> None:
+        self._session = session
+        self._counters = counters
+        self._pool = pool
+        self._ledgers: dict[int, Ledger] = {}
+        self._waiting: Ticket | None = None
+        self._hopeless = False
+        self._pause = 0.0
+
+    def start(self, epoch: int) -> Incarnation:
+        """The incarnation of a save; joins the other ranks at the first call. Raises FlashpointError."""
+        self._session.joined(_ROLE)
+        return self._session.incarnation(epoch)
+
+    def attempt(self, ticket: Ticket) -> None:
+        """Tell that this rank begins the save, or will not take part, once it is done with all earlier ones."""
+        try:
+            if not ticket.attempted:
+                self.start(ticket.epoch)
+                ticket.attempted = True
+                self._ledger(ticket.epoch).attempt(ticket.step)
+        except FlashpointError as error:
+            # The shard is committed all the same: recovery goes by what lies in memory.
+            self._counters.failure("the other ranks could not be told of a save", error)
+
+    def commit(self, ticket: Ticket) -> None:
+        """Tell that the shard is committed. Raises FlashpointError: it is then unknown whether the others were told,
+        and the version stays open, and protected.
+        """
+        version = Version(self._session.incarnation(ticket.epoch).number, ticket.step)
+        self._settle(version, self._ledger(ticket.epoch).commit(ticket.step))
+        self._pause = 0.0
+
+    def fail(self, ticket: Ticket, error: FlashpointError) -> None:
+        """Tell that this rank has no shard of that step."""
+        self.attempt(ticket)
+        try:
+            version = Version(self.start(ticket.epoch).number, ticket.step)
+            self._settle(version, self._ledger(ticket.epoch).fail(ticket.step, error.message))
+        except FlashpointError as unreachable:
+            self._counters.failure("the other ranks could not be told of a failed save", unreachable)
+
+    def await_slot(self, ticket: Ticket) -> None:
+        """From now on the training thread waits for a slot for ``ticket``."""
+        self._waiting, self._hopeless = ticket, False
+
+    def slot_awaited(self) -> None:
+        """The training thread waits no longer."""
+        self._waiting = None
+
+    def hopeless(self) -> bool:
+        """Whether another rank has given up the step that is waited for."""
+        return self._hopeless
+
+    def watch(self) -> float | None:
+        """Look for verdicts that are open; returns the pause in seconds before the next look, None for none."""
+        waiting = self._waiting
+        try:
+            for version in self._pool.open_versions():
+                self._look(version, waiting)
+            if waiting is None and not self._pool.open_versions():
+                self._pause = 0.0
+                return None
+            if waiting is not None and waiting.attempted:
+                verdict = self._ledger(waiting.epoch).verdict(waiting.step)
+                if verdict is not None and not verdict.complete:
+                    self._hopeless = True
+                    self._pool.notify()
+        except FlashpointError as error:
+            self._counters.failure("the verdict on a version could not be read", error)
+            self._pause = _LONGEST_PAUSE_S
+        except Exception:
+            log.exception("looking for verdicts failed")
+            self._pause = _LONGEST_PAUSE_S
+        # Many ranks ask one store, so the more there are the less often each does.
+        shortest = 0.005 + self._session.ranks.world_size / 20_000
+        longest = _LONGEST_PAUSE_S if waiting is None else max(shortest, _WAITING_PAUSE_S)
+        self._pause = min(max(self._pause * 2, shortest), longest)
+        return self._pause
+
+    def _look(self, version: Version, waiting: Ticket | None) -> None:
+        epoch = version.incarnation - self._session.incarnation(0).number
+        ledger = self._ledger(epoch)
+        verdict = ledger.verdict(version.step)
+        overtaken = waiting is not None and waiting.epoch == epoch and ledger.overtaken(version.step, by=waiting.step)
+        if verdict is None and overtaken:
+            verdict = ledger.fail(version.step, "some rank did not save it")
+        self._settle(version, verdict)
+
+    def _settle(self, version: Version, verdict: Verdict | None) -> None:
+        if verdict is None:
+            return
+        self._pool.settle(version, complete=verdict.complete)
+        self._counters.add("versions_complete" if verdict.complete else "versions_failed")
+        if verdict.complete:
+            self._counters.raise_to("last_complete_step", version.step)
+            log.debug("step %d is complete on all ranks", version.step)
+        else:
+            log.info("the memory version of step %d is incomplete: %s", version.step, verdict.reason)
+
+    def _ledger(self, epoch: int) -> Ledger:
+        ledger = self._ledgers.get(epoch)
+        if ledger is None:
+            run = self._session.incarnation(epoch).run
+            channel = self._session.channel(_ROLE).under(f"run-{run}/ledger")
+            ranks = self._session.ranks
+            ledger = self._ledgers[epoch] = Ledger(channel, rank=ranks.rank, world_size=ranks.world_size)
+        return ledger

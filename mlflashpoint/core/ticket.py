@@ -1,0 +1,41 @@
+"""A ticket: one save of this rank on its way from staging to commit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlflashpoint.core.saver import Staged
+from mlflashpoint.errors import FlashpointError
+
+#: plain data, or what gives it in the background, before the commit
+Attributes = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
+
+
+@dataclass
+class Ticket:
+    """One save.
+
+    Attributes:
+        step: training step.
+        epoch: rollbacks within the process before it began.
+        topology: fingerprint of the parallel layout.
+        index: slot that it is staged in, -1 for none yet.
+        staged: what was staged, None for nothing yet.
+        attempted: whether the other ranks were told that this rank has begun it.
+        late_attributes: gives the attributes once it may be committed.
+        error: why this rank has no shard of the step.
+        done: set when this rank's part in the save is over.
+    """
+
+    step: int
+    epoch: int
+    topology: str
+    index: int = -1
+    staged: Staged | None = None
+    attempted: bool = False
+    late_attributes: Callable[[], Mapping[str, Any]] | None = None
+    error: FlashpointError | None = None
+    done: threading.Event = field(default_factory=threading.Event)

@@ -1,0 +1,356 @@
+"""The rule of slot reuse, proven on the real code in a simulation: any interleaving, a crash at any moment."""
+
+import itertools
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mlflashpoint.core import pipeline as pipeline_module
+from mlflashpoint.core.channel import Channel
+from mlflashpoint.core.counters import Counters
+from mlflashpoint.core.incarnation import Incarnation, Lineage
+from mlflashpoint.core.pipeline import Pipeline
+from mlflashpoint.core.plan import plan_recovery
+from mlflashpoint.core.pool import SlotPool
+from mlflashpoint.core.ranks import Ranks
+from mlflashpoint.core.record import ShardCopy, ShardRecord
+from mlflashpoint.core.rotation import Tenant, Version, choose_slot, may_overwrite, slots_needed
+from mlflashpoint.core.saves import Saves
+from mlflashpoint.errors import PeerError
+from mlflashpoint.settings import StoreConfig
+from tests.core.schedule import Schedule
+
+
+def test_two_slots_are_the_least():
+    assert [slots_needed(keep) for keep in (1, 2, 3)] == [2, 2, 3]
+
+
+def test_empty_goes_before_failed_before_superseded_and_the_oldest_first():
+    old, older = Tenant(Version(1, 9)), Tenant(Version(1, 8))
+    failed, empty, newest = Tenant(Version(1, 11), failed=True), Tenant(), Tenant(Version(1, 10))
+    assert choose_slot([newest, old, older, failed, empty], Version(1, 10)) == 4
+    assert choose_slot([newest, old, older, failed], Version(1, 10)) == 3
+    assert choose_slot([newest, old, older], Version(1, 10)) == 2
+    assert choose_slot([newest], Version(1, 10)) is None
+
+
+def test_what_is_open_newest_or_under_way_is_never_overwritten():
+    assert not may_overwrite(Tenant(Version(1, 10)), Version(1, 10))
+    assert not may_overwrite(Tenant(Version(1, 11)), Version(1, 10))
+    assert not may_overwrite(Tenant(Version(1, 5)), None)
+    assert not may_overwrite(Tenant(busy=True), None)
+    assert not may_overwrite(Tenant(Version(1, 1), busy=True), Version(1, 10))
+
+
+def test_a_version_of_an_earlier_start_is_older_whatever_its_step():
+    assert may_overwrite(Tenant(Version(1, 90)), Version(2, 10))
+
+
+# -- the simulation --
+
+
+class SimChannel(Channel):
+    """Each call is one step of the schedule; a fault loses the call or its answer."""
+
+    sim = None
+
+    def under(self, prefix):
+        channel = SimChannel(self._base, f"{self._prefix}/{prefix}", clone=False)
+        channel.sim = self.sim
+        return channel
+
+    def _call(self, call, *args):
+        self.sim.schedule.point()
+        fault = self.sim.chance(self.sim.store_faults)
+        if fault == 1:
+            raise PeerError("the request is lost")
+        result = call(*args)
+        if fault == 2:
+            raise PeerError("the answer is lost")
+        return result
+
+    def read(self, key):
+        return self._call(super().read, key)
+
+    def add(self, key, amount=1):
+        return self._call(super().add, key, amount)
+
+    def decide(self, key, proposal):
+        return self._call(super().decide, key, proposal)
+
+
+class SimPool(SlotPool):
+    """Waiting for a slot lets the others run a few steps; what a rank learns is noted."""
+
+    sim = None
+
+    def settle(self, version, *, complete):
+        super().settle(version, complete=complete)
+        if complete:
+            self.sim.complete.add(version.step)
+
+    def take(self, wait_s, hopeless=lambda: False):
+        for _ in range(1 if wait_s == 0 else 6):
+            index = super().take(0)
+            if index is not None or hopeless():
+                return index
+            self.sim.schedule.point()
+        return None
+
+
+@dataclass
+class SimSlot:
+    sim: object
+    where: tuple
+    record: ShardRecord | None
+    capacity: int = 1 << 30
+
+    def invalidate(self):
+        self.sim.schedule.point()
+        self.record = self.sim.disk[self.where] = None
+
+
+class Simulation:
+    """Ranks that save, and the memory that outlives them.
+
+    ``paced``: training keeps the ranks together, and a save is over before the next begins.
+    """
+
+    def __init__(self, decisions, *, world, keep, store_faults=0, save_faults=0, paced=False):
+        self.paced, self.jobs, self.reached = paced, [], {}
+        # When the drawn decisions are used up, everyone takes turns and nothing fails any more.
+        self.decisions = itertools.chain(decisions, itertools.count(256))
+        self.world, self.keep = world, keep
+        self.store_faults, self.save_faults = store_faults, save_faults
+        self.disk = {(rank, slot): None for rank in range(world) for slot in range(slots_needed(keep))}
+        self.lineage, self.number, self.ever = Lineage(), 0, False
+        #: steps that some rank of this life knows to be complete, and the one that it began with
+        self.complete = set()
+        self.schedule = Schedule()
+
+    def decide(self):
+        return next(self.decisions)
+
+    def chance(self, per_256):
+        """0 for no fault, else 1 or 2."""
+        drawn = self.decide() if per_256 else 256
+        return 0 if drawn >= per_256 else 1 + drawn % 2
+
+    # -- what a rank's process is made of --
+
+    def arena(self, seat):
+        rank = int(seat.name)
+        slots = [SimSlot(self, where, record) for where, record in self.disk.items() if where[0] == rank]
+        return SimpleNamespace(slots=slots, adopt=lambda: None, reserve=lambda count, nbytes: None, close=lambda: None)
+
+    def plan(self, state):
+        return SimpleNamespace(nbytes=1)
+
+    def stage(self, slot, state, *, attributes):
+        slot.invalidate()
+        self.schedule.point()
+        if self.chance(self.save_faults):
+            raise MemoryError("staging failed")
+        return SimpleNamespace(slot=slot, nbytes=1)
+
+    def commit(self, staged, **fields):
+        self.schedule.point()
+        fault = self.chance(self.save_faults)
+        # A commit that is done and then fails is a version that was whole for a moment without anybody's knowing.
+        if fault == 1 or (fault and not self.store_faults):
+            raise OSError("committing failed")
+        record = ShardRecord(**fields, index_bytes=1, index_digest="", data_bytes=1, created_s=float(fields["step"]))
+        staged.slot.record = self.disk[staged.slot.where] = record
+        if fault == 2:
+            raise OSError("committing failed after the rename")
+        return record
+
+    def worker(self, name, watch):
+        jobs = []
+        self.jobs.append(jobs)
+
+        def run():
+            while True:
+                self.schedule.point()
+                if jobs:
+                    jobs[0]()
+                    jobs.pop(0)
+                watch()
+
+        self.schedule.spawn(run)
+        return SimpleNamespace(
+            submit=lambda job: (jobs.append(job), True)[1],
+            wake=lambda: None,
+            drain=lambda s: not jobs,
+            stop=lambda s: True,
+        )
+
+    # -- one life of the job --
+
+    def copies(self):
+        return [
+            ShardCopy(record, f"n{rank}", rank, f"default/seat-{rank}/slot-{slot}")
+            for (rank, slot), record in self.disk.items()
+            if record is not None
+        ]
+
+    def recovery(self):
+        place = {rank: f"n{rank}" for rank in range(self.world)}
+        return plan_recovery(self.copies(), self.world, placement=place, lineage=self.lineage)
+
+    def start(self, steps):
+        found = self.recovery()
+        self.number += 1
+        # Now and then the job goes back further than it would have to.
+        step = found.step if self.decide() % 4 else min(found.step, max(-1, found.step - 3))
+        start = Incarnation(self.number, f"run-{self.number}", 1e9 * self.number, step)
+        self.lineage = Lineage.of((*self.lineage.starts, start))
+        self.ever = self.recovery().step >= 0
+        self.complete = {self.recovery().step}
+        store = dist.HashStore()
+        for rank in range(self.world):
+            self.spawn_rank(rank, store, start, found.complete, range(step + 1, step + 1 + steps))
+        return step
+
+    def spawn_rank(self, rank, store, start, complete, steps):
+        self.reached[rank] = steps[0] - 1
+        channel = SimChannel(store, "sim", clone=False)
+        channel.sim = self
+        session = SimpleNamespace(
+            config=StoreConfig(
+                job_id="j", base_container=Path("/dev/shm/unused"), keep_versions=self.keep, busy_wait_s=1e-9
+            ),
+            ranks=Ranks(rank, self.world, rank),
+            group="default",
+            seat=Path(f"/{rank}"),
+            resumed_from=[None],
+            epoch=0,
+            joined=lambda role: None,
+            joined_already=None,
+            incarnation=lambda epoch: start,
+            number=lambda epoch: start.number,
+            channel=lambda role: channel,
+            remember=lambda: None,
+        )
+        counters = Counters()
+        pipeline = Pipeline(session, counters)
+        pipeline._pool.sim = self
+        pipeline.rebase(complete)
+        saves = Saves(session, pipeline, counters, lambda: None)
+        saves.resumed(start.resumed_from)
+
+        def train():
+            for step in steps:
+                self.schedule.point()
+                while self.paced and (any(self.jobs) or min(self.reached.values()) < step - 1):
+                    self.schedule.point()
+                self.reached[rank] = step
+                if not self.chance(self.save_faults):
+                    saves.save(lambda: None, {}, step, "", {}, False)
+
+        self.schedule.spawn(train)
+
+    def run(self, advances, check):
+        """Make that many steps. A drawn byte says who goes next and for how many: races need both kinds of turns."""
+        left = advances
+        while left > 0:
+            drawn = self.decide()
+            who, turns = (drawn % 8, 2 ** max(0, (drawn >> 5) - 2)) if drawn < 256 else (drawn, 1)
+            for _ in range(min(turns, left)):
+                if not self.schedule.advance(who):
+                    return
+                check()
+            left -= turns
+
+    def crash(self):
+        self.schedule.kill()
+
+
+@pytest.fixture
+def simulated(monkeypatch):
+    monkeypatch.setattr(logging.getLogger("mlflashpoint.core"), "disabled", True)
+
+    def make(decisions, **more):
+        sim = Simulation(decisions, **more)
+        monkeypatch.setattr(pipeline_module, "Arena", sim.arena)
+        monkeypatch.setattr(pipeline_module, "ShardSaver", lambda: sim)
+        monkeypatch.setattr(pipeline_module, "Worker", sim.worker)
+        monkeypatch.setattr(pipeline_module, "SlotPool", SimPool)
+        return sim
+
+    return make
+
+
+def once_complete_always_complete(sim):
+    """The strong claim: after one version lay whole in memory, one does at every later moment."""
+
+    def check():
+        whole = sim.recovery().step >= 0
+        assert whole or not sim.ever, f"no complete version is left: {sorted(sim.disk.items())}"
+        sim.ever = sim.ever or whole
+
+    return check
+
+
+def lives(sim, decisions_per_life, check):
+    """Live and crash until the decisions are used up."""
+    for advances in decisions_per_life:
+        try:
+            sim.start(steps=6)
+            sim.run(advances, check)
+        finally:
+            sim.crash()
+        check()
+
+
+schedules = st.binary(min_size=60, max_size=900)
+life_lengths = st.lists(st.integers(1, 400), min_size=1, max_size=4)
+simulation = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def no_verdict_is_broken(sim):
+    """The claim when calls to the store may be lost: what the ranks hold to be complete stays until a newer one is."""
+
+    def check():
+        assert sim.recovery().step >= max(sim.complete, default=-1), f"{sorted(sim.disk.items())} {sim.complete}"
+
+    return check
+
+
+@simulation
+@given(schedules, life_lengths, st.integers(2, 3), st.integers(1, 3))
+def test_a_complete_version_survives_every_interleaving_and_every_crash(simulated, decisions, lengths, world, keep):
+    sim = simulated(decisions, world=world, keep=keep)
+    lives(sim, lengths, once_complete_always_complete(sim))
+
+
+@simulation
+@given(schedules, life_lengths, st.integers(2, 3), st.integers(1, 3))
+def test_it_survives_failing_saves_too(simulated, decisions, lengths, world, keep):
+    sim = simulated(decisions, world=world, keep=keep, save_faults=20)
+    lives(sim, lengths, once_complete_always_complete(sim))
+
+
+@simulation
+@given(schedules, life_lengths, st.integers(2, 3), st.integers(1, 3))
+def test_a_complete_verdict_holds_when_calls_to_the_store_are_lost(simulated, decisions, lengths, world, keep):
+    sim = simulated(decisions, world=world, keep=keep, store_faults=40, save_faults=10)
+    lives(sim, lengths, no_verdict_is_broken(sim))
+
+
+@settings(simulation, max_examples=30)
+@given(st.binary(min_size=60, max_size=300), st.integers(2, 3), st.integers(1, 3))
+def test_whatever_failed_before_the_saves_of_a_quiet_time_become_complete(simulated, decisions, world, keep):
+    sim = simulated(decisions, world=world, keep=keep, save_faults=20, paced=True)
+    try:
+        last = sim.start(steps=12) + 12
+        sim.run(5_000, lambda: None)
+        assert sim.recovery().step == last
+    finally:
+        sim.crash()
