@@ -1,0 +1,40 @@
+# make demo   a real training job is killed and resumes from memory
+# make test   lint, types and every test
+# make bench  every benchmark, as ratios
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON := .venv/bin/python
+export OMP_NUM_THREADS ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test lint bench env envs clean
+
+help:
+	@sed -n 's/^# make/make/p' Makefile
+
+env:
+	@tools/envs/main.sh
+
+envs: env
+	@tools/envs/bridge.sh
+	@tools/envs/lightning.sh
+	@tools/envs/megatron.sh
+	@tools/envs/nemo.sh
+
+demo:
+	@tools/envs/bridge.sh 0.6.2
+	@.envs/bridge/bin/python -m demo
+
+lint: env
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+test: envs lint
+	REQUIRE_FRAMEWORKS=1 $(PYTHON) -m pytest
+
+bench: envs
+	$(PYTHON) -m benchmarks
+
+clean:
+	rm -rf .venv .envs .demo build dist *.egg-info
