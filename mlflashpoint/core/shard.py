@@ -130,7 +130,7 @@ def parse_index(data: bytes | memoryview, data_bytes: int) -> ShardIndex:
     if len(data) > MAX_INDEX_BYTES:
         raise ShardFormatError(f"index of {len(data)} bytes exceeds {MAX_INDEX_BYTES}")
     try:
-        raw: Any = json.loads(bytes(data))
+        raw: Any = json.loads(bytes(data), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise ShardFormatError(f"the index is not JSON: {error}") from None
     if type(raw) is not dict or raw.keys() != _FIELDS:
@@ -149,6 +149,10 @@ def parse_index(data: bytes | memoryview, data_bytes: int) -> ShardIndex:
         attributes=parse_nodes(raw["attributes"], 0),
         data_bytes=data_bytes,
     )
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def _parse_entry(row: Any, data_bytes: int) -> TensorEntry:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mlflashpoint.core.container import MEMORY_KINDS, filesystem_kind
+from mlflashpoint.errors import ContainerError
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -17,8 +18,14 @@ def free_bytes(folder: Path) -> int:
 
     A memory file system larger than the memory behind it would not refuse: the kernel would end processes instead. So
     there the available memory of the machine, and the room in the control groups of this process, count too.
+
+    Raises:
+        ContainerError: the folder can't be looked at.
     """
-    status = os.statvfs(folder)
+    try:
+        status = os.statvfs(folder)
+    except OSError as error:
+        raise ContainerError(f"the folder can't be looked at: {error.strerror}", path=folder) from error
     limits = [status.f_bavail * status.f_frsize] if status.f_blocks else []
     if filesystem_kind(folder) in MEMORY_KINDS:
         limits += [*_machine(Path("/proc/meminfo")), *_groups(_CGROUP, Path("/proc/self/cgroup"))]

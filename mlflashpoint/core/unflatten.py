@@ -62,7 +62,10 @@ def _leaves(skeleton: Skeleton, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     made: dict[Any, Tensor] = {}
     for place, key in enumerate(zip(skeleton.refs, kinds, skeleton.grads, strict=True)):
         if key not in made:
-            made[key] = _as_kind(found[place], *key[1:])
+            try:
+                made[key] = _as_kind(found[place], *key[1:])
+            except RuntimeError as error:
+                raise ShardFormatError(f"a tensor of the skeleton can't be what it asks for: {error}") from error
         found[place] = made[key]
     return found
 
