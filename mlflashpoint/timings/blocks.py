@@ -37,6 +37,8 @@ _REACH = 1000
 #: streams that can have a block open at once
 _STREAMS = 4096
 
+#: what every line with a number ends with
+_ENDS = frozenset(")0123456789")
 _NUMBER = r"\d{1,15}\.\d\d"
 _HEADER = re.compile(r"(?:\(min, max\) |max |\b)times? across ranks \((\w{1,10})\):$")
 # a name is filled up with dots to 48 characters; a longer one has none
@@ -90,12 +92,15 @@ class TimerBlocks:
 
     def feed(self, stream: str, text: str) -> Iterator[Row]:
         block = self._open.get(stream)
-        if text.endswith(":"):
+        last = text[-1:]
+        if last == ":":
             if found := _HEADER.search(text):
                 yield from self._close(stream)
                 self._header(stream, found[1])
             elif block is not None and (found := _NAME.search(text)):
                 block.next_timer = found[1], self._clock.moment(stream)
+        elif last not in _ENDS:
+            pass
         elif found := _ROW.search(text):
             if block is None:
                 self.torn += 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mlflashpoint.errors import TimingsError
 from mlflashpoint.timings import stats
-from mlflashpoint.timings.samples import BACKGROUND, TimingSet
+from mlflashpoint.timings.samples import BACKGROUND, OURS, TimingSet
 
 #: timers of durable saves, which no arm changes, the preferred one first
 CONTROLS = ("save-checkpoint", "global-checkpoint-save", "observed-durable-save")
@@ -168,10 +168,10 @@ def _names(timings: TimingSet) -> str:
     return f"it has {', '.join(timings.timers)}"
 
 
-def _place(timer: str, control: str | None, one: TimingSet, other: TimingSet) -> tuple[bool, bool, int, bool, str]:
+def _place(timer: str, control: str | None, one: TimingSet, other: TimingSet) -> tuple[bool, bool, bool, int, str]:
     """Sort key: the control, then what both have, then the rest; our own timers lie inside the frameworks' ones."""
     sides = 0 if timer in one.timers and timer in other.timers else 1 if timer in other.timers else 2
-    return timer != control, timer.startswith(BACKGROUND), sides, timer.startswith("flashpoint-"), timer
+    return timer != control, timer.startswith(BACKGROUND), timer.startswith(OURS), sides, timer
 
 
 def _values(timings: TimingSet, timer: str) -> list[float]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from mlflashpoint.errors import TimingsError
 from mlflashpoint.timings.lines import LineSplitter, chunks
 from mlflashpoint.timings.samples import Sample, Source, TimingSet
-from mlflashpoint.timings.scan import JobFacts, LogScan, TimerChoice
+from mlflashpoint.timings.scan import WORDS, JobFacts, LogScan, TimerChoice
 
 _LOOKED_FOR = "timer blocks of Megatron, checkpoint lines of NeMo or NeMo RL, 'mlflashpoint save' records"
 
@@ -34,10 +34,10 @@ def parse(label: str, paths: Sequence[str], *, timers: Iterable[str] = (), skip_
     fingerprints: list[frozenset[object]] = []
     sources, notes = [], []
     for path in paths:
-        scan, overlong = _scan(path, TimerChoice(timers))
+        scan, splitter = _scan(path, TimerChoice(timers))
         if not scan.samples:
             if not skip_empty:
-                raise _no_timings(path, scan, len(paths) > 1)
+                raise _no_timings(path, scan, splitter.lines, len(paths) > 1)
             notes.append(f"{path}: no timings in it")
             continue
         fingerprint = frozenset(scan.fingerprint())
@@ -46,29 +46,34 @@ def parse(label: str, paths: Sequence[str], *, timers: Iterable[str] = (), skip_
             _no_copy(other_path, others, path, fingerprint)
         scans.append((path, scan))
         fingerprints.append(fingerprint)
-        sources.append(Source(path, scan.lines, scan.samples, scan.duplicates, scan.torn, overlong, scan.collapsed))
+        sources.append(
+            Source(path, splitter.lines, scan.samples, scan.duplicates, scan.torn, splitter.overlong, scan.collapsed)
+        )
     if not scans:
         raise TimingsError(f"none of the logs of {label!r} holds a checkpoint timing", remedy=f"needed: {_LOOKED_FOR}")
     return _together(label, scans, tuple(sources), notes)
 
 
-def _scan(path: str, choice: TimerChoice) -> tuple[LogScan, int]:
-    scan, splitter = LogScan(choice), LineSplitter()
+def _scan(path: str, choice: TimerChoice) -> tuple[LogScan, LineSplitter]:
+    scan, splitter = LogScan(choice), LineSplitter(WORDS)
     for chunk in chunks(path):
         scan.feed(splitter.feed(chunk))
     scan.feed(splitter.finish())
     scan.finish()
-    return scan, splitter.overlong
+    return scan, splitter
 
 
-def _no_timings(path: str, scan: LogScan, several: bool) -> TimingsError:
-    if not scan.lines:
+def _no_timings(path: str, scan: LogScan, lines: int, several: bool) -> TimingsError:
+    if not lines:
         message = "the log is empty"
     else:
-        message = f"no checkpoint timing in {scan.lines} lines"
+        message = f"no checkpoint timing in {lines} lines"
         if scan.torn:
             message += f", and {scan.torn} torn ones"
     remedy = f"needed: {_LOOKED_FOR}"
+    if scan.facts.resumed_from:
+        message += f"; the job resumed from step {scan.facts.resumed_from[-1]}"
+        remedy = "start each run from the same point, with a save folder of its own"
     if several:
         remedy += "; --skip-empty passes over files of ranks that log none"
     return TimingsError(message, path=path, remedy=remedy)

@@ -9,16 +9,17 @@ from typing import NamedTuple
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b-\x1a]")
 _RAY_REPEATED = re.compile(r" ?\[repeated (\d+)x across cluster\].*$")
 
-#: what may precede the text, in any order; the group names the writer, a prefix without one only tells the time
-_PREFIXES = (
-    re.compile(r" *(\d+): "),  # srun --label
-    re.compile(r"\[([A-Za-z_]+\d+)\]:"),  # torchrun --tee
-    re.compile(r"\(([^()]{0,200}\bpid=\d+[^()]{0,200})\) "),  # Ray, SkyPilot
-    re.compile(r"\[(pod/[^\]\s]{1,300})\] "),  # kubectl logs --prefix
-    re.compile(r"([\w.-]{1,100}) +\| "),  # docker compose
+#: what may precede the text, in any order and several times; a group names the writer, the rest only tells the time
+_PREFIX = re.compile(
+    r" *(\d{1,7}): "  # srun --label
+    r"|\[([A-Za-z_]+\d+)\]:"  # torchrun --tee
+    r"|\(([^()]{0,200}\bpid=\d+[^()]{0,200})\) "  # Ray, SkyPilot
+    r"|\[(pod/[^\]\s]{1,300})\] "  # kubectl logs --prefix
+    r"|([\w.-]{1,100}) +\| "  # docker compose
     # kubectl logs --timestamps, and the file of a container runtime (CRI)
-    re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d) (?:(?:stdout|stderr) [FP] )?"),
+    r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d) (?:(?:stdout|stderr) [FP] )?"
 )
+_MOST = 6
 _DOCKER_JSON = '{"log":'
 
 
@@ -38,23 +39,25 @@ class Line(NamedTuple):
 
 def strip(raw: bytes) -> Line:
     """``raw`` (one line, no line end) without prefixes, colours and control characters."""
-    text = _ANSI.sub("", raw.decode("utf-8", "replace")).rstrip()
+    text = raw.decode("utf-8", "replace")
+    if not text.isprintable():
+        text = _ANSI.sub("", text)
+    text = text.rstrip()
     repeated = 0
-    if "across cluster]" in text and (found := _RAY_REPEATED.search(text)):
-        repeated = min(int(found[1][:9]), 10**6)
-        text = text[: found.start()]
+    if "across cluster]" in text and (more := _RAY_REPEATED.search(text)):
+        repeated = min(int(more[1][:9]), 10**6)
+        text = text[: more.start()]
     if text.startswith(_DOCKER_JSON):
         text = _docker(text)
     names: list[str] = []
     place = 0
-    for _ in range(len(_PREFIXES)):
-        for prefix in _PREFIXES:
-            if found := prefix.match(text, place):
-                names += [name for name in found.groups() if name]
-                place = found.end()
-                break
-        else:
+    for _ in range(_MOST):
+        found = _PREFIX.match(text, place)
+        if found is None:
             break
+        place = found.end()
+        if found.lastindex:
+            names.append(found[found.lastindex])
     return Line("/".join(names), text[place:], repeated)
 
 

@@ -12,10 +12,25 @@ from mlflashpoint.timings import blocks, prefix, records
 from mlflashpoint.timings.saves import RankedSaves, RowFilter
 from mlflashpoint.timings.steps import StepClock
 
-#: a line without any of these is not looked at
-_OF_INTEREST = re.compile(
-    rb"across ranks|\. ?: |[^ ]{40}: |rank +\d+: |:\s*$|:\x1b|time \(|mlflashpoint |Global Checkpoint "
-    rb"|iteration|aving checkpoint|Step \d|\d\ds\b|parameters on|world size|across cluster"
+#: a line without any of these tells nothing
+WORDS = (
+    b"across ranks",
+    b".: ",
+    b": (",
+    b"time (",
+    # the name above a list of ranks, and the list
+    b":\n",
+    b":\x1b",
+    b"rank ",
+    b"iteration",
+    b"aving checkpoint",
+    b" Step ",
+    b"mlflashpoint ",
+    b"Global Checkpoint ",
+    # the bullet of NeMo RL's tables
+    b"\xe2\x80\xa2 ",
+    b"parameters on",
+    b"world size",
 )
 _PARAMETERS = re.compile(r"number of parameters on \([^)]*\) model parallel rank \(0(?:, 0)*\): +(\d{1,20})$")
 _WORLD_SIZE = re.compile(r"using world size: (\d{1,9}),")
@@ -85,13 +100,11 @@ class LogScan:
     """Feed it a log's lines in order, then ``finish``.
 
     Attributes:
-        lines: number of lines seen.
         collapsed: our save records that Ray left out of the log.
-        torn: pieces of timing lines that could not be used.
+        last: timer and seconds of the line that was understood last.
     """
 
     def __init__(self, choice: TimerChoice | None = None) -> None:
-        self.lines = 0
         self.collapsed = 0
         self.facts = JobFacts()
         self.ranked = RankedSaves()
@@ -100,11 +113,13 @@ class LogScan:
         self._clock = StepClock()
         self._blocks = blocks.TimerBlocks(self._clock)
         self._filter = RowFilter()
+        self.last: tuple[str, float] | None = None
         self._torn_records = 0
         self._order = 0
 
     @property
     def torn(self) -> int:
+        """Pieces of timing lines that could not be used."""
         return self._torn_records + self._blocks.torn
 
     @property
@@ -123,10 +138,9 @@ class LogScan:
                 yield save.timer, save.values
 
     def feed(self, lines: Iterable[bytes]) -> None:
+        """Take the next lines; those without any of ``WORDS`` can be left out."""
         for raw in lines:
-            self.lines += 1
-            if _OF_INTEREST.search(raw):
-                self._line(prefix.strip(raw))
+            self._line(prefix.strip(raw))
 
     def finish(self) -> None:
         """The log has ended."""
@@ -172,6 +186,7 @@ class LogScan:
 
     def _record(self, record: records.RankRecord) -> None:
         self._order += self.ranked.add(record, self._order)
+        self.last = record.timer, record.seconds
 
     def _row(self, row: blocks.Row, framework: str) -> None:
         self.facts.frameworks.add(framework)
@@ -184,4 +199,5 @@ class LogScan:
         least = None if len(row.values) == 1 else min(row.values)
         sample = BlockSave(row.timer, step, self._order, max(row.values), least, row.values, framework == MEGATRON)
         self.block_saves.append(sample)
+        self.last = sample.timer, sample.seconds
         self._order += 1

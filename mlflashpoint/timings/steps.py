@@ -49,14 +49,19 @@ class StepClock:
         self._announced: list[_Announced] = []
 
     def feed(self, stream: str, text: str) -> None:
-        if found := _ITERATION.search(text) or _RL_STEP.search(text):
+        found = None
+        if " iteration " in text:
+            found = _ITERATION.search(text)
+        elif "= Step " in text:
+            found = _RL_STEP.search(text)
+        if found:
             step = int(found[1])
             if self._last.get(stream) != step:
                 if len(self._last) > _STREAMS:
                     self._last.clear()
                 self._last[stream] = step
                 self._epoch += 1
-        elif found := _SAVING.search(text):
+        elif "aving checkpoint" in text and (found := _SAVING.search(text)):
             self._announce(int(found[1]))
 
     def moment(self, stream: str) -> Moment:

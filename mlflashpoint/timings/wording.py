@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mlflashpoint.timings.compare import MODE_SENTENCE, Comparison, Row
+from mlflashpoint.timings.samples import OURS
 
 MISSING = "-"
 NOT_AVAILABLE = "n/a"
@@ -66,8 +67,13 @@ def headline(comparison: Comparison) -> list[str]:
 def explanation(comparison: Comparison) -> list[str]:
     """How to read the table."""
     first = comparison.skipped_first
-    return [
+    lines = [
         "Each save counts once, with the time of its slowest rank. Delta: candidate's mean minus baseline's.",
         f"Interval: 95 % bootstrap of the delta (seed {comparison.seed})."
         + (f" The first {first} saves of each timer and run are left out." if first else ""),
     ]
+    ours = [row.timer.startswith(OURS) for row in comparison.rows]
+    if any(ours) and not all(ours):
+        names = " and ".join(f"{prefix}*" for prefix in OURS)
+        lines.append(f"{names} measure the saves of the other timers from within: do not add them up.")
+    return lines

@@ -1,0 +1,197 @@
+"""``mlflashpoint ab``: the arms of a comparison, one after the other, from one launch command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlflashpoint.errors import FlashpointError, TimingsError
+from mlflashpoint.timings import arguments as shared
+from mlflashpoint.timings.arms import Arm, Run, environment, plan, token
+from mlflashpoint.timings.experiment import Experiment, Outcome
+from mlflashpoint.timings.processes import Interrupted, interruptible
+
+_HELP = """\
+Runs one launch command once per arm and repeat, each time with the arm's environment variables, keeps the logs apart,
+and compares the checkpoint timings in them. The first arm is the baseline.
+
+  mlflashpoint ab --arm baseline MLFLASHPOINT_BRIDGE_MODE=observe \\
+      --arm flashpoint MLFLASHPOINT_SAVE_EVERY_N_STEPS=5 --repeat 3 -- torchrun --nproc-per-node 8 train.py
+
+Every run inherits this environment, has the agent switched on (unless MLFLASHPOINT_ENABLED says otherwise), and gets
+a job id and a memory container of its own (unless the arm sets MLFLASHPOINT_JOB_ID or MLFLASHPOINT_BASE_CONTAINER),
+so no run resumes from what another one has left in memory. Durable checkpoints are the command's own business: if it
+resumes from its save folder, give each run another one. {run}, {arm} and {repeat} in the command and in the arms'
+values become baseline-r1, baseline and 1.
+
+exit codes: 0 done; 1 a run failed or logged no timings; 2 an argument can't be used, and nothing was run;
+3 done, and the control invalidates the comparison; 130 or 143 interrupted, what was done is in the output folder.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    given = sys.argv[1:] if argv is None else list(argv)
+    options, command = (given[: given.index("--")], given[given.index("--") + 1 :]) if "--" in given else (given, [])
+    try:
+        arguments = _parser().parse_args(options)
+        arms = _arms(arguments.arm)
+        runs = plan(arms, arguments.repeat)
+        comparison = token()
+        environments = [environment(run, os.environ, comparison) for run in runs]
+        commands = [[run.filled(word) for word in command] for run in runs]
+        _check_command(commands, environments)
+        if arguments.dry_run:
+            _show(runs, environments, commands)
+            return 0
+        folder = arguments.output or Path(f"mlflashpoint-{comparison}")
+        experiment = Experiment(folder, arms, commands[0], shared.comparison_options(arguments))
+    except FlashpointError as error:
+        sys.stderr.write(f"mlflashpoint ab: {error}\n")
+        return 2
+    try:
+        with interruptible():
+            return _run_all(experiment, runs, environments, commands, arguments)
+    except Interrupted as signal:
+        # while the results were being written: each file is whole or missing
+        sys.stderr.write(f"mlflashpoint ab: interrupted ({signal}); logs and results so far are in {folder}\n")
+        return 128 + signal.number
+
+
+def _run_all(
+    experiment: Experiment,
+    runs: Sequence[Run],
+    environments: Sequence[dict[str, str]],
+    commands: Sequence[list[str]],
+    arguments: argparse.Namespace,
+) -> int:
+    code = 0
+    for number, (run, environ, command) in enumerate(zip(runs, environments, commands, strict=True), start=1):
+        title = f"[{number}/{len(runs)}] {run.name}"
+        try:
+            outcome = experiment.run(
+                run,
+                environ,
+                command,
+                title=title,
+                deadline_s=arguments.deadline_s,
+                grace_s=arguments.grace_s,
+                keep_memory=arguments.keep_memory,
+            )
+        except Interrupted as signal:
+            sys.stderr.write(f"mlflashpoint ab: interrupted ({signal}) in {run.name}; comparing what is done\n")
+            code = 128 + signal.number
+            break
+        if not outcome.done:
+            code = 1
+            _tell_failure(run, outcome)
+            if not arguments.keep_going:
+                left = len(runs) - number
+                if left:
+                    sys.stderr.write(f"mlflashpoint ab: the other {left} runs are left out (--keep-going runs them)\n")
+                break
+    verdict = experiment.conclude()
+    return code or verdict
+
+
+def _tell_failure(run: Run, outcome: Outcome) -> None:
+    sys.stderr.write(f"mlflashpoint ab: {run.name} {outcome.how}; the end of {outcome.log}:\n")
+    for line in outcome.last_lines():
+        sys.stderr.write(f"  | {line}\n")
+    sys.stderr.flush()
+
+
+def _parser() -> shared.Parser:
+    parser = shared.Parser(
+        "mlflashpoint ab",
+        usage="mlflashpoint ab --arm LABEL [NAME=VALUE ...] --arm LABEL [NAME=VALUE ...] [options] -- COMMAND ...",
+        description=_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--arm",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar=("LABEL", "NAME=VALUE"),
+        help="an arm and the variables that only it has; at least two, the first is the baseline",
+    )
+    parser.add_argument(
+        "--repeat",
+        type=shared.whole(1),
+        default=1,
+        action=shared.Once,
+        metavar="N",
+        help="runs of each arm; every second round has the reverse order (default 1)",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        action=shared.Once,
+        metavar="DIR",
+        help="folder for logs and results, new or empty (default: mlflashpoint-ab<time> here)",
+    )
+    parser.add_argument("--keep-going", action="store_true", help="go on with the other runs after one has failed")
+    parser.add_argument(
+        "--keep-memory", action="store_true", help="leave the runs' memory containers on this node in place"
+    )
+    parser.add_argument(
+        "--deadline-s",
+        type=shared.number,
+        default=86400.0,
+        action=shared.Once,
+        metavar="S",
+        help="longest time that one run may take (default a day)",
+    )
+    parser.add_argument(
+        "--grace-s",
+        type=shared.number,
+        default=45.0,
+        action=shared.Once,
+        metavar="S",
+        help="time to stop after SIGINT and again after SIGTERM (default 45: torchrun gives its workers 30)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show the runs without running them")
+    shared.add_comparison(parser)
+    return parser
+
+
+def _arms(given: Sequence[Sequence[str]]) -> list[Arm]:
+    arms = []
+    for words in given:
+        try:
+            arms.append(Arm.parse(words))
+        except argparse.ArgumentTypeError as error:
+            raise TimingsError(str(error)) from None
+    labels = [arm.label for arm in arms]
+    if len(arms) < 2:
+        raise TimingsError("a comparison needs two arms", remedy="give --arm LABEL [NAME=VALUE ...] twice")
+    for label in labels:
+        # file systems exist that take the two for the same file
+        if [other.lower() for other in labels].count(label.lower()) > 1:
+            raise TimingsError(f"the label {label!r} is used twice", remedy="give each arm a label of its own")
+    return arms
+
+
+def _check_command(commands: Sequence[list[str]], environments: Sequence[dict[str, str]]) -> None:
+    for command, environ in zip(commands, environments, strict=True):
+        if not command:
+            raise TimingsError("no launch command", remedy="put it behind '--' at the end")
+        if shutil.which(command[0], path=environ.get("PATH")) is None:
+            raise TimingsError(f"the command {command[0]!r} is not found")
+
+
+def _show(runs: Sequence[Run], environments: Sequence[dict[str, str]], commands: Sequence[list[str]]) -> None:
+    for run, environ, command in zip(runs, environments, commands, strict=True):
+        changed = {name: value for name, value in sorted(environ.items()) if os.environ.get(name) != value}
+        words = [f"{name}={shlex.quote(value)}" for name, value in changed.items()]
+        sys.stdout.write(f"# {run.name}\n{' '.join(words)} {shlex.join(command)}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""Timer blocks in the state in which logs have them: interleaved, torn, repeated."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.timings.helpers import HEADER, block, found, iteration, scan
+
+_ALL = "times across ranks (ms):\n  save-checkpoint:\n     rank  0: 10.00\n     rank  1: 30.00\n     rank  2: 20.00\n"
+
+
+def test_the_maximum_across_ranks_is_kept() -> None:
+    assert found(scan(block(18450.20, 18512.90))) == [("save-checkpoint", None, 18512.9)]
+    assert found(scan(_ALL)) == [("save-checkpoint", None, 30.0)]
+
+
+@pytest.mark.parametrize(("unit", "seconds"), [("ms", 0.0125), ("s", 12.5), ("us", 12.5e-6)])
+def test_the_unit_is_the_one_that_the_log_names(unit: str, seconds: float) -> None:
+    result = scan(block(10, 12.5, header=f"(min, max) time across ranks ({unit}):"))
+    assert [save.seconds for save in result.block_saves] == pytest.approx([seconds])
+
+
+def test_a_time_in_an_unknown_unit_is_left_out_and_counted() -> None:
+    result = scan(block(10, 12.5, header="(min, max) time across ranks (fortnights):"))
+    assert (found(result), result.torn) == ([], 2)
+
+
+def test_a_row_without_a_header_has_no_unit_and_is_left_out() -> None:
+    result = scan(block(10, 12.5).split("\n", 1)[1])
+    assert (found(result), result.torn) == ([], 1)
+
+
+def test_lines_of_other_ranks_between_those_of_a_block_do_no_harm() -> None:
+    lines = (block(10, 12.5) + _ALL.replace("save-checkpoint", "load-checkpoint")).splitlines()
+    noise = 'WARNING: something\n  File "x.py", line 3, in f\nTraceback (most recent call last):\n'
+    assert found(scan("".join(f"{line}\n{noise}" for line in lines))) == [
+        ("save-checkpoint", None, 12.5),
+        ("load-checkpoint", None, 30.0),
+    ]
+
+
+def test_a_name_of_another_writer_does_not_end_a_list_of_ranks() -> None:
+    lines = _ALL.splitlines()
+    lines.insert(3, "  other-name:")
+    result = scan("\n".join(lines))
+    assert (found(result), result.torn) == ([("save-checkpoint", None, 30.0)], 0)
+
+
+def test_blocks_of_two_labelled_ranks_can_be_interleaved() -> None:
+    one, other = block(10, 12.5).splitlines(), block(20, 22.5, "load-checkpoint").splitlines()
+    log = f"[default0]:{one[0]}\n[default1]:{other[0]}\n[default0]:{one[1]}\n[default1]:{other[1]}\n"
+    assert found(scan(log)) == [("save-checkpoint", None, 12.5), ("load-checkpoint", None, 22.5)]
+
+
+@pytest.mark.parametrize("cut", range(1, len(block(18450.20, 18512.90)) - 1))
+def test_a_block_that_is_cut_off_anywhere_gives_no_wrong_number(cut: int) -> None:
+    text = block(18450.20, 18512.90)[:cut]
+    assert found(scan(text)) == []
+    # another line may be glued to the rest
+    assert found(scan(f"{text}[rank 0] something 1.00\n")) == []
+
+
+@pytest.mark.parametrize("cut", range(1, len(_ALL) - 1))
+def test_a_list_of_ranks_that_is_cut_off_gives_no_wrong_number(cut: int) -> None:
+    values = [milliseconds for _, _, milliseconds in found(scan(_ALL[:cut] + "glued\n" + iteration(3)))]
+    # cut between two lines, what is left is a whole list of fewer ranks; nothing can tell
+    assert values in ([], [10.0], [30.0])
+
+
+def test_a_list_with_a_rank_missing_in_the_middle_is_left_out() -> None:
+    result = scan(_ALL.replace("     rank  1: 30.00\n", ""))
+    assert (found(result), result.torn) == ([], 1)
+
+
+def test_a_long_timer_name_has_no_dots() -> None:
+    name = "a" * 40 + "-checkpoint"
+    assert found(scan(block(1, 2, name))) == [(name, None, 2.0)]
+
+
+def test_only_checkpoint_timers_are_kept() -> None:
+    log = f"{HEADER}\n" + "".join(
+        block(1, 2, name).split("\n", 1)[1] for name in ("forward-backward", "save-checkpoint", "optimizer")
+    )
+    assert found(scan(log)) == [("save-checkpoint", None, 2.0)]
+
+
+@pytest.mark.parametrize("log", [block(10, 12.5), _ALL, _ALL.replace("times across", "max time across")])
+def test_lines_that_are_all_doubled_count_once(log: str) -> None:
+    doubled = "".join(f"{line}\n{line}\n" for line in (iteration(5) + log).splitlines())
+    assert found(scan(doubled)) == found(scan(iteration(5) + log))
+
+
+def test_a_copy_of_the_log_with_another_prefix_counts_once_however_far_it_lags() -> None:
+    lines = "".join(iteration(step) + block(100 + step, 200 + step) for step in range(1, 11)).splitlines()
+    plain = [f"{line}\n" for line in lines]
+    labelled = [f"7: {line}\n" for line in lines]
+    once = found(scan("".join(plain)))
+    assert len(once) == 10
+    for lag in (1, 2, 3, 9, 20, 30):
+        mixed = []
+        for place in range(len(lines) + lag):
+            mixed += plain[place : place + 1]
+            mixed += labelled[place - lag : place - lag + 1] if place >= lag else []
+        result = scan("".join(mixed))
+        assert found(result) == once, lag
+        assert result.duplicates == 10, lag
+
+
+def test_two_saves_of_equal_length_are_two_if_training_went_on_in_between() -> None:
+    log = iteration(5) + block(10, 12.5) + iteration(10) + block(10, 12.5)
+    assert found(scan(log)) == [("save-checkpoint", 5, 12.5), ("save-checkpoint", 10, 12.5)]
+
+
+def test_the_same_step_with_the_same_numbers_is_the_same_save_even_later_in_the_log() -> None:
+    log = "".join(iteration(step) + block(10 + step, 12.5 + step) for step in (5, 10))
+    assert found(scan(log + log)) == found(scan(log))
+
+
+def test_a_restart_that_saves_a_step_again_counts_again() -> None:
+    log = iteration(5) + block(10, 12.5) + iteration(1) + iteration(5) + block(11, 13.5)
+    assert found(scan(log)) == [("save-checkpoint", 5, 12.5), ("save-checkpoint", 5, 13.5)]
+
+
+def test_the_step_is_the_one_that_rank_0_announces_where_not_every_step_is_logged() -> None:
+    log = "".join(
+        [
+            iteration(10),
+            "saving checkpoint at iteration      15 to /ckpt in torch_dist format\n",
+            block(10, 11),
+            iteration(20),
+            "saving checkpoint at iteration      20 to /ckpt in torch_dist format\n",
+            block(10, 12),
+            "saving checkpoint at iteration      25 to /ckpt in torch_dist format\n",
+            block(10, 13),
+        ]
+    )
+    assert [step for _, step, _ in found(scan(log))] == [15, 20, 25]

@@ -1,0 +1,173 @@
+"""``mlflashpoint timings`` as a user meets it: exit codes, one line per error, files whole or not at all."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.timings.helpers import LOGS, block, environ, iteration, mlflashpoint, timing_set
+
+_BRIDGE = LOGS / "bridge-0.6.2-minmax.log"
+
+
+def _compared(tmp_path: Path, *options: object, control: float = 18.4) -> subprocess.CompletedProcess[str]:
+    memory = {"save-checkpoint-non-persistent": [0.6, 0.61, 0.62]}
+    for label, durable, more in (("baseline", 18.3, {}), ("flashpoint", control, memory)):
+        timers = {"save-checkpoint": [durable - 0.1, durable, durable + 0.12], **more}
+        (tmp_path / f"{label}.json").write_text(timing_set(label, timers).to_json())
+    files = ("--baseline", "baseline.json", "--candidate", "flashpoint.json")
+    return mlflashpoint("timings", "compare", *files, *options, cwd=tmp_path)
+
+
+def _assert_refused(done: subprocess.CompletedProcess[str], reason: str) -> None:
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("mlflashpoint timings: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert reason in done.stderr
+
+
+def test_logs_become_a_file_of_samples_and_two_files_a_table(tmp_path: Path) -> None:
+    for label, log in (("baseline", LOGS / "bridge-0.5.1-minmax.log"), ("flashpoint", _BRIDGE)):
+        done = mlflashpoint("timings", "parse", "--label", label, log, "--output", f"{label}.json", cwd=tmp_path)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    files = ("--baseline", "baseline.json", "--candidate", "flashpoint.json")
+    done = mlflashpoint("timings", "compare", *files, "--html", "report.html", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "save-checkpoint (control)       baseline    2" in done.stdout
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["baseline.json", "flashpoint.json", "report.html"]
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_log_can_come_through_standard_input(tmp_path: Path, pack: object) -> None:
+    assert callable(pack)
+    done = mlflashpoint("timings", "parse", "--label", "x", "-", cwd=tmp_path, stdin=pack(_BRIDGE.read_bytes()))
+    assert done.returncode == 0
+    assert len(json.loads(done.stdout)["timers"]["save-checkpoint-non-persistent"]) == 4
+
+
+def test_what_a_reader_has_to_know_goes_to_standard_error(tmp_path: Path) -> None:
+    done = mlflashpoint("timings", "parse", "--label", "x", LOGS / "ray-deduplicated.log", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "RAY_DEDUP_LOGS=0" in done.stderr
+    json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((), "required: parse|compare"),
+        (("parse",), "required: LOG, --label"),
+        (("parse", "--label", "a", "--label", "b", _BRIDGE), "--label is given twice"),
+        (("parse", "--label", "../a", _BRIDGE), "is no label"),
+        (("parse", "--label", "a", "gone.log"), "No such file"),
+        (("parse", "--label", "a", "empty.log"), "the log is empty"),
+        (("parse", "--label", "a", "other.log"), "no checkpoint timing in 2 lines"),
+        (("parse", "--label", "a", _BRIDGE, _BRIDGE), "given twice"),
+        (("parse", "--label", "a", "-", "-"), "given twice"),
+        (("parse", "--label", "a", _BRIDGE, LOGS / "nemo-2.7.3.log"), "different jobs"),
+        (("parse", "--label", "a", "other.log", "--output", "other.log"), "the same file is named twice"),
+        (("parse", "--label", "a", _BRIDGE, "--output", "no/such/folder.json"), "folder does not exist"),
+        (("parse", "--label", "a", _BRIDGE, "--output", "."), "a folder is in the place"),
+        (("compare", "--baseline", "a.json"), "required: --candidate"),
+        (("compare", "--baseline", "a.json", "--candidate", "a.json"), "the same file is named twice"),
+        (("compare", "--baseline", "a.json", "--candidate", "same-label.json"), "the label 'a' is used twice"),
+        (("compare", "--baseline", "a.json", "--candidate", "cut.json"), "not a whole JSON file"),
+        (("compare", "--baseline", "a.json", "--candidate", "gone.json"), "No such file"),
+        (("compare", "--baseline", "a.json", "--candidate", "b.json", "--json", "--markdown"), "not allowed with"),
+        (("compare", "--baseline", "a.json", "--candidate", "b.json", "--skip-first", "-1"), "not a whole number"),
+        (("compare", "--baseline", "a.json", "--candidate", "b.json", "--control", "x"), "no timer 'x'"),
+        (("compare", "--baseline", "a.json", "--candidate", "b.json", "--html", "b.json"), "named twice"),
+    ],
+)
+def test_bad_input_is_one_line_exit_code_2_and_no_file(
+    tmp_path: Path, arguments: tuple[object, ...], reason: str
+) -> None:
+    (tmp_path / "empty.log").touch()
+    (tmp_path / "other.log").write_text("hello\nworld: 1\n")
+    (tmp_path / "a.json").write_text(whole := timing_set("a", {"save-checkpoint": [1.0]}).to_json())
+    (tmp_path / "same-label.json").write_text(whole)
+    (tmp_path / "b.json").write_text(timing_set("b", {"save-checkpoint": [1.0]}).to_json())
+    (tmp_path / "cut.json").write_text(whole[:-20])
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    _assert_refused(mlflashpoint("timings", *arguments, cwd=tmp_path), reason)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_an_output_that_is_there_already_is_kept_if_the_input_is_bad(tmp_path: Path) -> None:
+    (tmp_path / "out.json").write_text("precious")
+    (tmp_path / "bad.log").write_text("nothing\n")
+    done = mlflashpoint("timings", "parse", "--label", "a", "bad.log", "--output", "out.json", cwd=tmp_path)
+    _assert_refused(done, "no checkpoint timing")
+    assert (tmp_path / "out.json").read_text() == "precious"
+
+
+def test_a_full_disk_leaves_no_half_file(tmp_path: Path) -> None:
+    """The process may write no file of more than 100 bytes: what happens when a disk is full, on any machine."""
+    program = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100));"
+        "from mlflashpoint.timings.command import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-B", "-c", program, "parse", "--label", "a", str(_BRIDGE), "--output", "out.json"]
+    done = subprocess.run(command, cwd=tmp_path, env=environ(), capture_output=True, text=True, timeout=60)
+    _assert_refused(done, "can't write the output: File too large")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("form", ["--json", "--markdown"])
+def test_other_forms_go_to_a_file_too(tmp_path: Path, form: str) -> None:
+    shown = _compared(tmp_path, form)
+    written = _compared(tmp_path, form, "--output", "table")
+    assert (shown.returncode, written.returncode, written.stdout) == (0, 0, "")
+    assert (tmp_path / "table").read_text() == shown.stdout != ""
+
+
+def test_an_invalid_comparison_is_printed_and_has_exit_code_3(tmp_path: Path) -> None:
+    done = _compared(tmp_path, "--html", "report.html", control=25.0)
+    assert done.returncode == 3
+    assert "INVALID: the control save-checkpoint differs by" in done.stdout
+    assert "This comparison is invalid" in (tmp_path / "report.html").read_text()
+
+
+def test_equal_seeds_give_equal_reports(tmp_path: Path) -> None:
+    assert _compared(tmp_path, "--seed", 7).stdout == _compared(tmp_path, "--seed", 7).stdout
+
+
+def test_a_terminal_without_unicode_gets_the_table_as_well(tmp_path: Path) -> None:
+    _compared(tmp_path)
+    files = ("--baseline", "baseline.json", "--candidate", "flashpoint.json")
+    done = mlflashpoint("timings", "compare", *files, cwd=tmp_path, env={"PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "within its noise of ?0.9 %" in done.stdout or "noise of ?" in done.stdout
+
+
+def test_a_reader_that_stops_early_is_no_error(tmp_path: Path) -> None:
+    log = tmp_path / "many.log"
+    log.write_text("".join(iteration(step) + block(step, step + 1) for step in range(1, 3000)))
+    command = [sys.executable, "-m", "mlflashpoint.cli", "timings", "parse", "--label", "x", str(log)]
+    process = subprocess.Popen(command, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    os.read(process.stdout.fileno(), 10)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(30) == 0
+    process.stderr.close()
+
+
+def test_the_commands_work_without_torch_and_numpy(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['torch'] = sys.modules['numpy'] = None;"
+        "import mlflashpoint.timings.ab; from mlflashpoint.timings.command import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", program, "parse", "--label", "a", str(_BRIDGE)]
+    done = subprocess.run(command, cwd=tmp_path, env=environ(), capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from mlflashpoint.timings import charts, document, markdown, page, text
+from mlflashpoint.timings.compare import Comparison, compare
+from mlflashpoint.timings.samples import Sample, TimingSet
+from mlflashpoint.timings.scale import Scale
+from tests.timings.helpers import timing_set
+
+_HOSTILE = "<script>alert(1)</script>|`*\"'&"
+#: HTML elements without an end tag
+_VOID = ("meta", "br")
+
+
+def _example(headline: bool = True, shift: float = 1.0) -> Comparison:
+    return compare(
+        timing_set("baseline", {"save-checkpoint": [18.2, 18.3, 18.418]}),
+        timing_set(
+            "flashpoint",
+            {
+                "save-checkpoint": [18.3 * shift, 18.4 * shift, 18.506 * shift],
+                "save-checkpoint-non-persistent": [0.6, 0.61, 0.62, 0.63, 0.645],
+            },
+        ),
+        headline=headline,
+    )
+
+
+class _Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attributes)))
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.text += data
+
+
+def _read(comparison: Comparison) -> _Page:
+    parsed = _Page()
+    parsed.feed(page.render(comparison))
+    parsed.close()
+    assert parsed.open == []
+    return parsed
+
+
+def test_the_text_is_a_table_with_two_lines_per_timer_and_what_to_think_of_it() -> None:
+    lines = text.render(_example()).splitlines()
+    assert lines[0].split() == "timer arm n mean median p95 delta of the means 95% interval".split()
+    assert lines[2].split() == ["save-checkpoint", "(control)", "baseline", "3", "18.306s", "18.300s", "18.406s"]
+    assert lines[3].split()[:8] == "flashpoint 3 18.402s 18.400s 18.495s +96.0ms (+0.5%, 0.99x)".split()
+    assert lines[4].split() == ["save-checkpoint-non-persistent", "baseline", "-", "-", "-", "-"]
+    assert lines[5].split() == ["flashpoint", "5", "621.0ms", "620.0ms", "642.0ms", "n/a", "n/a"]
+    assert "Control save-checkpoint: +0.5 %, within its noise of ±1.3 %." in lines
+
+
+def test_the_headline_names_the_mode_in_which_it_is_a_saving() -> None:
+    shown = text.render(_example())
+    assert "baseline    save-checkpoint                 18.306s  <- what a checkpoint used to cost" in shown
+    assert "flashpoint  save-checkpoint-non-persistent  621.0ms  <- what the substituted checkpoint costs now" in shown
+    assert "~29.5x faster, 17.685s off each substituted save" in shown
+    assert "only in replace mode" in shown
+
+
+@pytest.mark.parametrize("render", [text.render, markdown.render, page.render])
+def test_no_headline_is_shown_unasked(render: object) -> None:
+    assert callable(render)
+    assert "replace mode" not in render(_example(headline=False))
+    assert "faster" not in render(_example(headline=False))
+
+
+@pytest.mark.parametrize("render", [text.render, markdown.render, page.render])
+def test_an_invalid_comparison_says_so_also_in_its_headline(render: object) -> None:
+    assert callable(render)
+    shown = render(_example(shift=1.3))
+    assert re.search("INVALID|Invalid|is invalid", shown)
+    assert shown.index("Not to be relied on") < shown.index("faster")
+
+
+def test_markdown_has_a_row_per_timer_and_arm() -> None:
+    rows = [line for line in markdown.render(_example()).splitlines() if line.startswith("|")]
+    assert len({line.count(" | ") for line in rows}) == 1
+    assert rows[2].startswith("| `save-checkpoint` (control) | baseline | 3 | 18.306s | 18.300s | 18.406s |")
+    assert "| flashpoint | 5 | 621.0ms | 620.0ms | 642.0ms | n/a | n/a | n/a | n/a |" in rows[5]
+
+
+def test_json_has_the_numbers_and_null_where_a_side_is_missing() -> None:
+    read = json.loads(document.render(_example()))
+    assert (read["baseline"], read["candidate"], read["valid"], read["vouched"]) == (
+        "baseline",
+        "flashpoint",
+        True,
+        True,
+    )
+    control, memory = read["rows"]
+    assert control["control"]
+    assert control["baseline"]["mean"] == pytest.approx(18.306)
+    assert control["interval"][0] < control["delta"] < control["interval"][1]
+    assert (memory["baseline"], memory["delta"], memory["interval"]) == (None, None, None)
+    assert read["headline"]["factor"] == pytest.approx(29.478, abs=1e-3)
+    assert "replace mode" in read["headline"]["meaning"]
+
+
+def test_the_page_is_well_formed_and_loads_nothing() -> None:
+    parsed = _read(_example())
+    tags = {tag for tag, _ in parsed.seen}
+    assert not tags & {"script", "link", "img", "iframe", "object", "embed", "base", "form"}
+    for _, attributes in parsed.seen:
+        assert not {name for name in attributes if name in ("src", "href", "xlink:href", "action") or name[:2] == "on"}
+    shown = page.render(_example())
+    assert "url(" not in shown
+    assert "@import" not in shown
+    assert re.findall(r"https?://[^\s\"'<]+", shown) == []
+
+
+def test_the_page_shows_every_number_of_the_table() -> None:
+    shown = _read(_example()).text
+    for number in ("18.306s", "18.402s", "18.495s", "621.0ms", "+96.0ms", "+0.5%", "n/a", "~29.5x faster"):
+        assert number in shown
+
+
+def test_every_save_is_drawn_in_both_drawings() -> None:
+    titles = re.findall(r"<title>([^<]*step[^<]*)</title>", page.render(_example()))
+    assert len(titles) == 2 * 11
+    assert titles.count("flashpoint, save-checkpoint-non-persistent: 645.0ms, step 25, run 1") == 2
+
+
+def test_text_of_a_log_is_never_markup() -> None:
+    comparison = compare(
+        timing_set("a", {_HOSTILE + "checkpoint": [1.0, 2.0]}, notes=(_HOSTILE,)),
+        timing_set("b", {_HOSTILE + "checkpoint": [1.0, 2.0]}),
+    )
+    assert not {tag for tag, _ in _read(comparison).seen} & {"script"}
+    assert "<script>" not in markdown.render(comparison)
+    for line in markdown.render(comparison).splitlines():
+        if line.startswith("| `"):
+            assert len(re.findall(r"(?<!\\)\|", line)) == 11
+
+
+def test_saves_without_a_step_are_drawn_in_the_order_of_the_log() -> None:
+    one, other = (TimingSet(label, {"save-checkpoint": (Sample(1.0, 0, 3), Sample(2.0, 0, 7))}) for label in ("a", "b"))
+    drawing = charts.stall_over_time(compare(one, other))
+    assert "save, in the order of the log" in drawing
+    assert drawing.count("run 1</title>") == 4
+
+
+def test_of_very_many_saves_the_slowest_are_drawn() -> None:
+    many = [1.0] * 5000
+    many[1234] = 9.0
+    comparison = compare(timing_set("a", {"save-checkpoint": many}), timing_set("b", {"save-checkpoint": [1.0, 1.1]}))
+    drawing = charts.stall_over_time(comparison)
+    assert drawing.count("a, save-checkpoint:") <= charts.MAX_DOTS
+    assert "a, save-checkpoint: 9.000s" in drawing
+    assert "slowest of every few" in page.render(comparison)
+
+
+@pytest.mark.parametrize(
+    ("values", "logarithmic"),
+    [([0.6, 18.0], True), ([17.0, 18.0], False), ([0.0], False), ([], False), ([0.0, 5.0], False)],
+)
+def test_an_axis_holds_all_values_and_is_logarithmic_only_over_a_wide_range(
+    values: list[float], logarithmic: bool
+) -> None:
+    scale = Scale.of_times(values)
+    assert scale.logarithmic == logarithmic
+    assert all(0 <= scale.place(value) <= 1 for value in values)
+    assert 2 <= len(scale.ticks) <= 12
+    assert list(scale.ticks) == sorted(set(scale.ticks))
+
+
+@pytest.mark.parametrize("values", [[5], [0, 1], [10, 1_000_000], [3, 4, 1000]])
+def test_the_axis_of_steps_holds_all_steps(values: list[int]) -> None:
+    scale = Scale.of_steps(values)
+    assert all(0 < scale.place(value) < 1 for value in values)
+    assert all(0 <= scale.place(tick) <= 1 for tick in scale.ticks)
+    assert 1 <= len(scale.ticks) <= 12
