@@ -46,13 +46,8 @@ def _back(namespace: dict[str, Any], name: str, original: Any, replacement: Any)
     return back
 
 
-def holders(original: Any) -> int:
-    """How many tuples, lists, dicts, sets and partials still refer to ``original``."""
+def holders(original: Any, *known: dict[str, Any]) -> int:
+    """How many tuples, lists, dicts, sets and partials still refer to ``original``, without the ``known`` ones."""
     kinds = (tuple, list, dict, set, frozenset, functools.partial)
-    found = (holder for holder in gc.get_referrers(original) if isinstance(holder, kinds))
-    return sum(not _is_ours(holder, original) for holder in found)
-
-
-def _is_ours(holder: Any, original: Any) -> bool:
-    # the wrapper's own __dict__ holds the original as __wrapped__
-    return isinstance(holder, dict) and holder.get("__wrapped__") is original
+    ignored = set(map(id, known))
+    return sum(isinstance(holder, kinds) and id(holder) not in ignored for holder in gc.get_referrers(original))

@@ -74,15 +74,15 @@ class Registry:
             module: the module.
             before: names of the modules that were there before it ran; None if it had run before the agent saw it.
         """
-        with self._lock:
-            handles = [handle for handle in self.handles.values() if handle.patch.module == name]
-            for handle in handles:
-                try:
-                    self._apply(handle, module, before)
-                except Exception as error:
-                    handle.enabled = False
-                    handle.set(State.FAILED, _line(error))
-                _announce(handle)
+        # without the lock: what is resolved here may import a framework, as another thread may be doing
+        handles = [handle for handle in list(self.handles.values()) if handle.patch.module == name]
+        for handle in handles:
+            try:
+                self._apply(handle, module, before)
+            except Exception as error:
+                handle.enabled = False
+                handle.set(State.FAILED, _line(error))
+            _announce(handle)
         if handles:
             self._changed()
 
@@ -121,8 +121,9 @@ class Registry:
         if renamed:
             reason += f"; also replaced in {', '.join(renamed)}"
         if late:
+            kept = names.holders(place.raw, vars(place), vars(handle.ours))
             reason += "; its module had been imported before the agent: what holds the original in a default argument, "
-            reason += f"a partial or a container keeps it ({names.holders(place.raw)} such references)"
+            reason += f"a partial or a container keeps it ({kept} such references)"
         handle.set(State.LATE if late else State.ACTIVE, reason)
 
 

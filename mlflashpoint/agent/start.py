@@ -64,14 +64,11 @@ def has_started() -> bool:
     return _starts > 0
 
 
-def _load(tables: Iterable[str], frameworks: Sequence[tuple[str, tuple[str, ...], str]]) -> None:
+def _load(tables: Iterable[str], frameworks: Sequence[tuple[str, tuple[str, ...], str]]) -> list[str]:
     from mlflashpoint.agent.registry import REGISTRY
 
-    for framework, _, table in frameworks:
-        if table in tables:
-            for module in REGISTRY.load(framework, table):
-                if _finder is not None:
-                    _finder.watch(module)
+    found = [REGISTRY.load(framework, table) for framework, _, table in frameworks if table in tables]
+    return [module for modules in found for module in modules]
 
 
 def _loaded(name: str, module: ModuleType, before: frozenset[str] | None) -> None:

@@ -302,26 +302,54 @@ print(start.start(), len(sys.meta_path) - finders)
     assert workspace.check(code + ACTIVE) == "False 0\n1 active\n"
 
 
-def test_a_fork_while_another_thread_imports_leaves_a_child_that_can_import(workspace: Workspace) -> None:
+def test_asking_for_a_spec_loads_nothing(workspace: Workspace) -> None:
+    # it happens under the global import lock
     workspace.table(SAVE)
-    slow = workspace.folder / "table.py"
-    slow.write_text("import time; time.sleep(2)\n" + slow.read_text())
     code = """
-import os, signal, sys, threading, time
-thread = threading.Thread(target=lambda: __import__("fw"))
+import importlib.util, sys
+spec = importlib.util.find_spec("fw")
+print("mlflashpoint.agent.registry" in sys.modules, "table" in sys.modules)
+import fw
+print("mlflashpoint.agent.registry" in sys.modules, "table" in sys.modules)
+"""
+    assert workspace.check(code).splitlines() == ["False False", "True True"]
+
+
+def test_a_fork_while_another_thread_loads_our_tables_hangs_neither_parent_nor_child(workspace: Workspace) -> None:
+    # a fork takes the logging lock and then the import lock
+    workspace.frameworks = (("bridge", ("fw", "other"), "table"),)
+    workspace.table(SAVE)
+    workspace.write("other/__init__.py")
+    table = workspace.folder / "table.py"
+    table.write_text("import logging, time; time.sleep(1); logging.getLogger('new')\n" + table.read_text())
+    code = """
+import logging, os, signal, threading, time
+thread = threading.Thread(target=lambda: __import__("fw.core"))
 thread.start()
 time.sleep(0.5)
 pid = os.fork()
 if pid == 0:
     signal.alarm(20)
-    import json, decimal
-    from mlflashpoint.agent import start
-    start._finder.load_tables("nothing")
+    import other, decimal
     os._exit(7)
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 thread.join(20)
+print(thread.is_alive(), states()["save"][0])
 """
-    assert workspace.check(code) == "7\n"
+    assert workspace.check(code).splitlines() == ["7", "False active"]
+
+
+def test_an_agent_that_can_not_load_its_own_modules_says_so_and_the_import_goes_on(workspace: Workspace) -> None:
+    workspace.table(SAVE)
+    code = """
+import sys
+sys.modules["mlflashpoint.agent.registry"] = None
+import fw.core
+print(fw.core.save(1))
+"""
+    done = workspace.run(code)
+    assert (done.returncode, done.stdout) == (0, "('saved', 1, 1)\n")
+    assert done.stderr.count("nothing is patched: ModuleNotFoundError") == 1
 
 
 @pytest.mark.parametrize("framework", ["one", "two"])

@@ -10,16 +10,18 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.agent.support import ROOT, environment
+from tests.agent.support import environment
 from tests.packaging.conftest import Venv
 
 HOOKED = "import sys; print(any(type(f).__module__ == 'mlflashpoint.agent.finder' for f in sys.meta_path))"
 Build = Callable[[str], Path]
 
 
-def test_a_wheel_has_every_module_and_the_start_up_file_and_no_top_level_sitecustomize(build: Build) -> None:
+def test_a_wheel_has_every_module_and_the_start_up_file_and_no_top_level_sitecustomize(
+    build: Build, source: Path
+) -> None:
     names = set(zipfile.ZipFile(build("build_wheel")).namelist())
-    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "mlflashpoint").rglob("*.py")}
+    modules = {str(path.relative_to(source)) for path in (source / "mlflashpoint").rglob("*.py")}
     assert modules <= names, f"a folder without __init__.py? {sorted(modules - names)}"
     assert "mlflashpoint/sitecustomize/sitecustomize.py" in names
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"mlflashpoint"}
