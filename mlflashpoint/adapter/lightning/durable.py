@@ -7,8 +7,10 @@ The step is read without executing anything: Lightning and Megatron-Core write i
 from __future__ import annotations
 
 import logging
+import os
 import pickletools
 import zipfile
+from pathlib import Path
 from typing import IO, Any
 
 _log = logging.getLogger(__name__)
@@ -19,6 +21,22 @@ _KEY = "global_step"
 #: Lightning writes the step as the second key; a pickle without one is not read to its end
 _MAX_OPCODES = 200_000
 _MEMO = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE")
+
+
+#: checkpoints whose writer was interrupted, as their framework says
+_unfinished: set[Path] = set()
+
+
+def distrust(path: Path) -> None:
+    """Take what lies at ``path`` for unfinished: it is older than any version in memory."""
+    _unfinished.add(path)
+
+
+def is_unfinished(path: object) -> bool:
+    """Whether ``path`` is, or lies in, something that is distrusted."""
+    if not _unfinished or not isinstance(path, (str, os.PathLike)):
+        return False
+    return not _unfinished.isdisjoint((Path(path), *Path(path).parents))
 
 
 def checkpoint_step(path: object) -> int | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from mlflashpoint.adapter.lightning import recorder
 from mlflashpoint.adapter.lightning.cadence import Cadence
-from mlflashpoint.adapter.lightning.durable import checkpoint_step, stopped_by_time
+from mlflashpoint.adapter.lightning.durable import checkpoint_step, is_unfinished, stopped_by_time
 from mlflashpoint.adapter.lightning.kinds import diverted, kind_of
 from mlflashpoint.adapter.lightning.packages import is_fitting
 from mlflashpoint.adapter.lightning.session import FitSession
@@ -76,9 +76,12 @@ def resume_start(call: Any, connector: Any, args: _Arguments, kwargs: Mapping[st
         return call()
     path, *rest = args or (kwargs.get("checkpoint_path"),)
     others = {name: value for name, value in kwargs.items() if name != "checkpoint_path"}
+    read = None
     try:
-        step, read = _durable(session, trainer.strategy, path, rest, others)
-        found = session.find(trainer, step, path)
+        found = session.found
+        if found is None:
+            step, read = _durable(session, trainer.strategy, path, rest, others)
+            found = session.find(trainer, step, f"{path} (unfinished)" if is_unfinished(path) else path)
     except FlashpointError as error:
         session.abandon(error)
         return call()
@@ -108,13 +111,19 @@ def save_checkpoint(call: Any, trainer: Any, args: _Arguments, kwargs: Mapping[s
     return result
 
 
+def interval() -> int | None:
+    """Optimizer steps between two memory saves, None if the job has not said; raises SettingError."""
+    found: int | None = BY_NAME["save_every_n_steps"].read(os.environ)
+    return found
+
+
 def _begin(trainer: Any) -> FitSession | None:
     """The session of the fit that starts now; None if there is none to make, with the reason in the log."""
     global _fits
     if not is_fitting(trainer) or trainer in _sessions:
         return None
     _fits += 1
-    every = BY_NAME["save_every_n_steps"].read(os.environ)
+    every = interval()
     if every is None:
         _log.info("MLFLASHPOINT_SAVE_EVERY_N_STEPS is unset: nothing is saved to memory")
         return None
@@ -150,7 +159,7 @@ def _durable(
     session: FitSession, strategy: Any, path: object, rest: list[Any], others: Mapping[str, Any]
 ) -> tuple[int | None, Mapping[str, Any] | None]:
     """Step of the recipe's checkpoint and, if only reading it tells the step, what was read. All ranks do the same."""
-    if not path:
+    if not path or is_unfinished(path):
         return None, None
     step = checkpoint_step(path)
     if session.runtime.agree("lightning/durable-step", step is not None):

@@ -34,7 +34,9 @@ def _recorder_class(base: type) -> type:
 
 
 def attach(trainer: Any, session: FitSession) -> None:
-    """Make the session's recorder the last of the trainer's callbacks."""
+    """Make the session's recorder the last of the trainer's callbacks, unless they have it."""
+    if any(is_recorder(callback) for callback in trainer.callbacks):
+        return
     trainer.callbacks.append(_recorder_class(pytorch_package(trainer).Callback)(session))
 
 

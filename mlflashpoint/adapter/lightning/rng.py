@@ -11,7 +11,7 @@ import torch
 
 
 def capture() -> dict[str, Any]:
-    """Python's, torch's and, if they are in use, NumPy's and CUDA's generators of this process, as plain data."""
+    """Generators of this process as plain data: Python's, torch's, and NumPy's, CUDA's, Megatron's if in use."""
     version, words, gauss = random.getstate()
     state: dict[str, Any] = {
         "python": [version, torch.tensor(words, dtype=torch.int64), gauss],
@@ -23,6 +23,12 @@ def capture() -> dict[str, Any]:
         state["numpy"] = [name, torch.tensor(keys.tolist(), dtype=torch.int64), position, has_gauss, cached]
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state_all()
+    tracker = _megatron_tracker()
+    if tracker is not None:
+        # one generator per purpose, of which the present one of CUDA is a fork
+        found = tracker.get_states()
+        if all(isinstance(one, torch.Tensor) for one in found.values()):
+            state["megatron"] = dict(found)
     return state
 
 
@@ -37,3 +43,13 @@ def restore(state: Mapping[str, Any]) -> None:
         numpy.random.set_state((name, numpy.array(keys.tolist(), dtype=numpy.uint32), position, has_gauss, cached))
     if "cuda" in state and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
+    tracker = _megatron_tracker()
+    if tracker is not None and "megatron" in state:
+        tracker.set_states(dict(state["megatron"]))
+
+
+def _megatron_tracker() -> Any:
+    """Megatron-Core's tracker, None where Megatron-Core is not in use."""
+    module = sys.modules.get("megatron.core.tensor_parallel.random")
+    tracker = None if module is None else module.get_cuda_rng_tracker()
+    return tracker if tracker is not None and tracker.is_initialized() else None

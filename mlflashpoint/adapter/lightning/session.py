@@ -222,6 +222,7 @@ class FitSession:
             level = logging.DEBUG if str(error) in self._told else logging.ERROR
             self._told.add(str(error))
             _log.log(level, "step %d is not saved to memory: %s: %s", step, type(error).__name__, error)
+            _log.debug("capturing step %d failed", step, exc_info=error)
             if self.strict:
                 raise
             return None

@@ -20,8 +20,8 @@ def split(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Take ``checkpoint`` apart.
 
     Returns:
-        ``common``: what is not sharded; ``tensors``: local tensors by shard id; ``objects``: local objects by shard id.
-        The tensors are the live ones.
+        ``common``: what is not sharded; ``tensors``: local tensors by shard id; ``objects``: local objects by shard id;
+        ``of_model``: how many of them are the model's. The tensors are the live ones.
     """
     from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
 
@@ -33,7 +33,8 @@ def split(checkpoint: dict[str, Any]) -> dict[str, Any]:
             objects[_id(shard)] = shard.data
         elif shard.data is not None:
             tensors[_id(shard)] = shard.data.detach()
-    return {"common": common, "tensors": tensors, "objects": objects}
+    of_model = len({_id(shard) for shard in _shards(sharded.get("sharded_state_dict", {}))})
+    return {"common": common, "tensors": tensors, "objects": objects, "of_model": of_model}
 
 
 @torch.no_grad()
@@ -49,8 +50,11 @@ def join(stored: Mapping[str, Any], template: dict[str, Any]) -> dict[str, Any]:
     from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace, merge
     from megatron.core.dist_checkpointing.mapping import ShardedBase, apply_factory_merges
     from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
+    from megatron.core.dist_checkpointing.utils import extract_sharded_base
 
     sharded, nonpersistent, factories = load_preprocess(template)
+    # what else the template holds is told by ``common``
+    sharded, _ = extract_sharded_base(sharded)
     _check(stored, sharded)
 
     def fill(value: Any) -> Any:
@@ -65,16 +69,27 @@ def join(stored: Mapping[str, Any], template: dict[str, Any]) -> dict[str, Any]:
         return target
 
     dict_list_map_inplace(fill, sharded)
-    filled = apply_factory_merges(sharded, factories)
-    joined: dict[str, Any] = merge(merge(dict(stored["common"]), nonpersistent), filled)
+    merged = merge(merge(dict(stored["common"]), nonpersistent), sharded)
+    joined: dict[str, Any] = apply_factory_merges(merged, factories)
     return joined
 
 
-def check(stored: Mapping[str, Any], template: dict[str, Any]) -> None:
-    """Raises StateMismatchError, naming the first shards that differ, unless ``join`` would succeed."""
+def check(stored: Mapping[str, Any], model: dict[str, Any]) -> None:
+    """Check that the sharded state dict of a model has the shards that are stored, no more and no less.
+
+    Raises:
+        StateMismatchError: names the first shards that differ.
+    """
     from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
 
-    _check(stored, load_preprocess(template)[0])
+    sharded = load_preprocess(model)[0]
+    _check(stored, sharded)
+    present = len({_id(shard) for shard in _shards(sharded)})
+    if present != stored["of_model"]:
+        raise StateMismatchError(
+            f"{stored['of_model']} shards of the model are stored on this rank, the model has {present}",
+            remedy="restart with what was saved, or give the changed job another MLFLASHPOINT_JOB_ID",
+        )
 
 
 def _check(stored: Mapping[str, Any], sharded: Mapping[str, Any]) -> None:
@@ -112,4 +127,4 @@ def _id(shard: Any) -> str:
     """Names a shard's place in the global tensor or object; equal for the replicas of one shard."""
     part = getattr(shard, "flattened_range", None)
     where = "" if part is None else f"|{part.start}-{part.stop}"
-    return f"{shard.key}|{'x'.join(map(str, shard.global_shape))}|{','.join(map(str, shard.global_offset))}{where}"
+    return f"{shard.key}|{','.join(map(str, shard.global_offset))}{where}"

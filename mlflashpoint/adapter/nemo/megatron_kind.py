@@ -43,6 +43,11 @@ class MegatronKind:
                 f"{type(strategy).__qualname__} with save_ckpt_format='fsdp_dtensor' writes past its CheckpointIO",
                 remedy="use save_ckpt_format='torch_dist'",
             )
+        if getattr(trainer.lightning_module, "model_transform", None) is not None:
+            raise UnsupportedStrategyError(
+                f"{type(strategy).__qualname__} transforms the model (PEFT) only after its weights have been restored",
+                remedy="use the recipe's own checkpoints for it",
+            )
         keeper = Keeper()
         # The optimizer's own state would be gathered here only for the strategy to throw it away.
         with (

@@ -1,4 +1,4 @@
-"""An ordinary Lightning recipe: it imports nothing of ours. The scenario is chosen by arguments, the ranks by the launcher."""
+"""An ordinary Lightning recipe; it imports ours only in the library form. Arguments choose the scenario."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ class Model(L.LightningModule):
         super().__init__()
         self.save_hyperparameters()
         self.net = torch.nn.Sequential(
-            torch.nn.Linear(WIDTH, width), torch.nn.BatchNorm1d(width), torch.nn.Dropout(0.25), torch.nn.Linear(width, 1)
+            torch.nn.Linear(WIDTH, width),
+            torch.nn.BatchNorm1d(width),
+            torch.nn.Dropout(0.25),
+            torch.nn.Linear(width, 1),
         )
 
     def training_step(self, batch, index):
@@ -71,7 +74,9 @@ class Model(L.LightningModule):
 
     def configure_optimizers(self):
         optimizer = torch.optim.Adam(self.parameters(), 1e-2)
-        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.MultiStepLR(optimizer, [5, 9], 0.5), "interval": "step"}]
+        return [optimizer], [
+            {"scheduler": torch.optim.lr_scheduler.MultiStepLR(optimizer, [5, 9], 0.5), "interval": "step"}
+        ]
 
 
 class ShardedModel(Model):
@@ -164,7 +169,9 @@ class CountingIO(TorchCheckpointIO):
 
     def load_checkpoint(self, path, *args, **kwargs):
         self.calls.append(f"load {Path(path).name}")
-        return torch.load(path, weights_only=False) if self.own_format else super().load_checkpoint(path, *args, **kwargs)
+        return (
+            torch.load(path, weights_only=False) if self.own_format else super().load_checkpoint(path, *args, **kwargs)
+        )
 
 
 def digest(tensors) -> str:

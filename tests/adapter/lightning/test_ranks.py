@@ -81,9 +81,7 @@ def test_lightnings_own_launcher_survives_a_kill_too(package, tmp_path, straight
     command = [str(support.PYTHON), "-m", "mlflashpoint.run", str(support.RECIPE)]
     command += ["--dir", str(tmp_path), "--out", str(tmp_path), "--strategy", "ddp", *STEPS]
     try:
-        first = subprocess.run(
-            [*command, "--kill-at", "20"], env=environ, capture_output=True, text=True, timeout=120
-        )
+        first = subprocess.run([*command, "--kill-at", "20"], env=environ, capture_output=True, text=True, timeout=120)
         assert first.returncode == -signal.SIGKILL, first.stderr
         again = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
     finally:

@@ -261,7 +261,11 @@ def test_both_packages_imported_make_one_save_per_step(package, tmp_path):
     command = [str(support.PYTHON), "-m", "mlflashpoint.run", "-c", program, *places]
     try:
         found = subprocess.run(
-            [*command, "--steps", "12", "--durable-every", "6"], env=environ, capture_output=True, text=True, timeout=120
+            [*command, "--steps", "12", "--durable-every", "6"],
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
     finally:
         support.clean(base)

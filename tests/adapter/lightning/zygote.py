@@ -44,13 +44,21 @@ class Zygote:
         script = [str(Path(__file__)), str(recipe)]
         command = [str(python), *(["-m", "mlflashpoint.run"] if agent else []), *script]
         self.folder = folder
-        self._log = open(folder / f"zygote-{agent}.log", "w+")
+        self._log = open(folder / f"zygote-{agent}.log", "w+")  # noqa: SIM115
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environ, text=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=environ,
+            cwd=folder,
+            text=True,
         )
         self._jobs = 0
 
-    def run(self, argv: list[str], *, ranks: int = 1, environ: dict[str, str] | None = None, deadline_s: float = 120) -> Outcome:
+    def run(
+        self, argv: list[str], *, ranks: int = 1, environ: dict[str, str] | None = None, deadline_s: float = 120
+    ) -> Outcome:
         """Run the recipe once on ``ranks`` ranks; kills what is left when a rank has died or the deadline is over."""
         self._jobs += 1
         out = self.folder / f"job-{self._jobs}-{id(self)}"
@@ -119,8 +127,14 @@ def _child(module, job: dict, rank: int, port: str) -> None:
         os.environ.update(job["environ"])
         if job["ranks"] > 1:
             os.environ.update(
-                RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job["ranks"]), LOCAL_WORLD_SIZE=str(job["ranks"]),
-                GROUP_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=port, TORCHELASTIC_RUN_ID="zygote",
+                RANK=str(rank),
+                LOCAL_RANK=str(rank),
+                WORLD_SIZE=str(job["ranks"]),
+                LOCAL_WORLD_SIZE=str(job["ranks"]),
+                GROUP_RANK="0",
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=port,
+                TORCHELASTIC_RUN_ID="zygote",
             )
         log = os.open(f"{job['out']}/rank-{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         os.dup2(log, 1)

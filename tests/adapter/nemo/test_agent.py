@@ -1,0 +1,123 @@
+"""NeMo 2.0 under the agent, no recipe change: a real GPT under MegatronStrategy, killed and started again."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.adapter.lightning.support import observed, saves, steps
+
+pytestmark = pytest.mark.multiprocess
+
+#: what has to be equal, to the bit, between a run that was killed and one that was not
+EXACT = ("step", "weights", "optimizer", "states")
+
+
+def exact(results: list[dict]) -> list[dict]:
+    return [{name: result[name] for name in EXACT} for result in results]
+
+
+@pytest.mark.parametrize(
+    ("argv", "ranks"),
+    [
+        ((), 1),
+        (("--tp", "2"), 2),
+        (("--distributed-optimizer",), 2),
+        (("--distributed-optimizer", "--fully-reshardable"), 2),
+    ],
+    ids=["one rank", "tensor parallel", "distributed optimizer", "fully reshardable optimizer"],
+)
+def test_a_killed_run_goes_on_from_memory_on_all_ranks_and_ends_as_the_straight_run(job, straight, argv, ranks):
+    killed = job.run(*argv, "--kill-at", "5", "--kill-rank", str(ranks - 1), ranks=ranks)
+    assert killed.statuses[-1] == -9
+    assert [steps(log) for log in killed.logs] == [[2, 4]] * ranks
+    again = job.run(*argv, ranks=ranks)
+    assert again.statuses == [0] * ranks, again.log
+    assert [result["started_at"] for result in again.results] == [4] * ranks
+    assert exact(again.results) == exact(straight(*argv, ranks=ranks))
+    assert again.results[0]["consumed"] == straight(*argv, ranks=ranks)[0]["consumed"][4:]
+    assert job.versions() == []
+
+
+@pytest.mark.parametrize("how", [(), ("--async-save",)], ids=["sync", "async"])
+def test_durable_saves_and_auto_resume_work_as_ever_and_the_newer_of_the_two_wins(job, straight, how):
+    argv = ("--steps", "8", "--durable-every", "4", "--resume", "--distributed-optimizer", *how)
+    killed = job.run(*argv, "--kill-at", "7", ranks=2)
+    assert killed.statuses[0] == -9
+    assert [steps(log) for log in killed.logs] == [[2, 6], [2, 6]], "step 4 is left to ModelCheckpoint"
+    assert {line["step"] for line in observed(killed.log)} == {4}
+    again = job.run(*argv, ranks=2)
+    assert again.statuses == [0, 0], again.log
+    assert [result["started_at"] for result in again.results] == [6, 6]
+    # the kill may have interrupted the asynchronous save of step 4: NeMo alone would then refuse to go on
+    assert re.search(r"going on from memory, step 6, not from \S*step=3-last\S* (of step 4|\(unfinished\))", again.log)
+    plain = straight("--steps", "8", "--distributed-optimizer", ranks=2)
+    assert exact(again.results) == exact(plain)
+    names = sorted(path.name for path in (job.folder / "run" / "checkpoints").iterdir())
+    # NeMo counts from 0 in these names
+    assert names[-2:] == ["step=7", "step=7-last"] and names[:-2] in ([], ["step=3"])
+
+
+def test_a_durable_checkpoint_newer_than_memory_wins(job):
+    argv = ("--steps", "8", "--durable-every", "4", "--resume")
+    assert job.run(*argv, "--kill-at", "5", save_every_n_steps=3).statuses == [-9]
+    again = job.run(*argv, save_every_n_steps=3)
+    assert again.results[0]["started_at"] == 4
+    assert "the durable checkpoint of step 4 is newer" in again.log
+
+
+def test_a_memory_save_never_waits_for_a_slow_durable_one(job):
+    argv = ("--steps", "12", "--durable-every", "3", "--async-save", "--slow-durable-s", "4")
+    outcome = job.run(*argv, keep_on_success=1)
+    assert outcome.statuses == [0], outcome.log
+    assert steps(outcome.log) == [2, 4, 8, 10]
+    first_durable = re.search("Successfully saved checkpoint from iteration", outcome.log).start()
+    complete = [int(found) for found in re.findall(r"step (\d+) is complete on all ranks", outcome.log[:first_durable])]
+    assert complete[:2] == [2, 4], "step 4 is complete before the durable save of step 3 is"
+    assert all(save["blocking_ms"] < 2000 for save in saves(outcome.log))
+
+
+def test_a_changed_model_is_refused_by_the_names_of_its_tensors(job):
+    assert job.run("--kill-at", "5").statuses == [-9]
+    changed = job.run("--hidden", "32")
+    assert changed.statuses == [0] and changed.results[0]["started_at"] == 0
+    assert re.search(r"embedding\.\S+ is \[\d+, 64\] in the store, \[\d+, 32\] in the model", changed.log)
+
+
+def test_another_layout_is_refused_and_training_starts_anew(job):
+    assert job.run("--tp", "2", "--kill-at", "5", ranks=2).statuses[0] == -9
+    changed = job.run(ranks=2)
+    assert changed.statuses == [0, 0], changed.log
+    assert [result["started_at"] for result in changed.results] == [0, 0]
+    assert "saved with layout 'nemo/megatron/tp2'" in changed.log
+
+
+def test_weights_to_begin_with_are_not_loaded_again_by_a_job_that_goes_on_from_memory(job, plain_job):
+    assert plain_job.run("--steps", "2", "--durable-every", "2").statuses == [0]
+    weights = next((plain_job.folder / "run" / "checkpoints").glob("*last"))
+    killed = job.run("--restore", str(weights), "--kill-at", "5")
+    assert killed.statuses == [-9] and "Doing selective restore" in killed.log
+    again = job.run("--restore", str(weights))
+    assert again.statuses == [0] and again.results[0]["started_at"] == 4
+    assert "Doing selective restore" not in again.log
+    assert "the weights that training began with are not loaded again" in again.log
+
+
+def test_a_model_that_is_transformed_after_the_resume_is_refused(job):
+    outcome = job.run("--transform")
+    assert outcome.statuses == [0], outcome.log
+    assert "MegatronStrategy transforms the model (PEFT)" in outcome.log and steps(outcome.log) == []
+
+
+def test_durable_checkpoints_are_loaded_by_a_job_without_us(job, nemo_plain, straight):
+    argv = ("--steps", "4", "--durable-every", "4", "--context")
+    assert job.run(*argv).statuses == [0]
+    found = [path for path in job.folder.rglob("*") if path.is_file() and b"mlflashpoint" in path.read_bytes()]
+    # NeMo's own log files may quote what we have logged
+    assert [path for path in found if path.suffix not in (".txt", ".log")] == []
+    again = nemo_plain.run(["--dir", str(job.folder), "--steps", "6", "--durable-every", "9", "--resume"])
+    assert again.statuses == [0], again.log
+    assert again.results[0]["started_at"] == 4 and again.results[0]["ours"] == []
+    assert Path(again.results[0]["ckpt_path"]).name == "weights"
