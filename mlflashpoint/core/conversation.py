@@ -20,7 +20,6 @@ log = logging.getLogger("mlflashpoint.core")
 
 T = TypeVar("T")
 
-_ROLE = "foreground"
 #: the inner deadlines tell who is missing; the outer one only guards against a call that never comes back
 _SLACK_S = 10.0
 
@@ -48,8 +47,8 @@ class Conversation:
         name = f"agree/{key}/{self._agreements[key]}"
 
         def vote() -> tuple[bool, str]:
-            start = self._session.joined(_ROLE).start
-            channel = self._session.channel(_ROLE).under(f"run-{start.run}/{name}")
+            start = self._session.joined().start
+            channel = self._session.channel().under(f"run-{start.run}/{name}")
             return agree(channel, ok, rank=ranks.rank, world_size=ranks.world_size, deadline=Deadline(deadline_s))
 
         return self._bounded(vote, f"agreeing on {key}")
@@ -60,9 +59,9 @@ class Conversation:
         name = f"recovery-{self._recoveries}"
 
         def talk() -> Decision:
-            joined = self._session.joined(_ROLE)
+            joined = self._session.joined()
             where = f"run-{joined.start.run}/{name}"
-            room = self._session.room(self._session.channel(_ROLE).under(where))
+            room = self._session.room(self._session.channel().under(where))
             decision = recover(room, joined.me, joined.members, self._depot, wish)
             self._session.remember(decision.lineage)
             return decision.under(where)
@@ -75,7 +74,7 @@ class Conversation:
         if known is not None:
             return known
         return self._bounded(
-            lambda: sources_of(self._session.channel(_ROLE).under(recovery.where), shard),
+            lambda: sources_of(self._session.channel().under(recovery.where), shard),
             f"asking where the shard of rank {shard} is",
         )
 
@@ -85,7 +84,7 @@ class Conversation:
         try:
             return bounded(action, seconds, what)
         except DeadlineExceededError as error:
-            self._session.drop_channel(_ROLE)
+            self._session.drop_channel()
             error.rank = self._session.ranks.rank if error.rank is None else error.rank
             raise
         except FlashpointError:

@@ -149,9 +149,14 @@ class Runtime:
         return result
 
     def agree(self, key: str, ok: bool) -> bool:
-        """Whether every rank says ``ok``; collective. All ranks use the same keys in the same order.
+        """Whether every rank says ``ok``; collective, one answer for all.
 
-        Waits ``config.deadline_s`` at most; a rank that does not answer by then makes it False, for all.
+        Waits ``config.deadline_s`` at most; a rank that does not answer by then makes it False.
+
+        Args:
+            key: names the occasion, for example ``save-40``. With one key for many occasions, a rank that missed one
+                would vote on the wrong one ever after.
+            ok: this rank's vote.
         """
         try:
             self._check_process()
@@ -164,13 +169,14 @@ class Runtime:
         return answer
 
     def channel(self, role: str) -> Channel:
-        """Talk to the group's ranks, under a prefix for adapters, on a connection of its own for ``role``.
+        """Talk to the group's ranks, under a prefix for adapters; all roles share one connection and one prefix.
 
         Raises:
             PeerError: there is no store to talk through.
         """
+        del role  # tells the reader of the call what it is for
         self._check_process()
-        return self._session.channel(f"adapter-{role}").under("adapter")
+        return self._session.channel().under("adapter")
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait for this rank's background work; False if it takes longer than ``timeout_s`` (None: ``deadline_s``)."""
@@ -205,7 +211,7 @@ class Runtime:
             durable_step = None
         decision = self._conversation.find(Wish(self.group, durable_step, topology, reshard))
         self._pipeline.rebase(decision.complete)
-        log.info("rank %d: %s", self.rank, decision.reason)
+        log.debug("rank %d: %s", self.rank, decision.reason)
         return decision.recovery
 
     def load(self, recovery: Recovery, *, into: Any = None) -> Loaded:

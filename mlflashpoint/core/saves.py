@@ -101,6 +101,8 @@ class Saves:
         self._seq += 1
         self._counters.add("blocking_s", result.blocking_s)
         self._counters.add("bytes_staged", result.staged_bytes)
+        if result.ok:
+            self._counters.raise_to("last_step", result.step)
         fields: dict[str, Any] = {
             "blocking_ms": round(result.blocking_s * 1e3, 3),
             "bytes": result.staged_bytes,

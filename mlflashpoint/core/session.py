@@ -50,7 +50,8 @@ class Session:
         self.group = group
         self.problem: FlashpointError | None = None
         self._given_store = store
-        self._channels: dict[str, Channel] = {}
+        self._channel: Channel | None = None
+        self._channel_lock = threading.Lock()
         self._lock = threading.Lock()
         self._joined: Joined | None = None
         #: steps that training went on from: at the start, and after each rollback within this process
@@ -87,22 +88,23 @@ class Session:
         """Number of rollbacks within this process."""
         return len(self.resumed_from) - 1
 
-    def channel(self, role: str) -> Channel:
-        """The group's channel for one role, a connection of its own: roles never wait for each other's calls.
+    def channel(self) -> Channel:
+        """The group's channel, on a connection of its own; made at the first call, which may take a moment.
 
         Raises:
             PeerError: there is no store to talk through.
         """
-        found = self._channels.get(role)
-        if found is None:
-            found = self._channels[role] = Channel(self._store(), f"mlflashpoint/{self.group}")
-        return found
+        with self._channel_lock:
+            if self._channel is None:
+                self._channel = Channel(self._store(), f"mlflashpoint/{self.group}")
+            return self._channel
 
-    def drop_channel(self, role: str) -> None:
-        """Give up a connection on which a call may hang; the next use of the role makes a new one."""
-        self._channels.pop(role, None)
+    def drop_channel(self) -> None:
+        """Give up a connection on which a call hangs; the next use makes a new one."""
+        # Not under the lock: whoever makes a connection may be what hangs.
+        self._channel = None
 
-    def joined(self, role: str) -> Joined:
+    def joined(self) -> Joined:
         """Join the roster unless that has happened; collective at first, and may wait until the deadline.
 
         Raises:
@@ -111,7 +113,7 @@ class Session:
         """
         with self._lock:
             if self._joined is None:
-                channel = self.channel(role)
+                channel = self.channel()
                 # Counting our own arrivals keeps a second try, or a second start in one store, apart from the first.
                 generation = channel.add(f"generation/{self.ranks.rank}")
                 room = self.room(channel.under(f"start-{generation}"))
@@ -168,7 +170,7 @@ class Session:
     def close(self) -> None:
         if self._seat_lock is not None:
             self._seat_lock.release()
-        self._channels.clear()
+        self._channel = None
 
     def _store(self) -> Store:
         if self.ranks.world_size == 1 and self._given_store is None:

@@ -15,7 +15,6 @@ from mlflashpoint.errors import FlashpointError
 
 log = logging.getLogger("mlflashpoint.core")
 
-_ROLE = "background"
 _LONGEST_PAUSE_S = 5.0
 _WAITING_PAUSE_S = 0.1
 
@@ -40,7 +39,7 @@ class Settlement:
 
     def start(self, epoch: int) -> Incarnation:
         """The incarnation of a save; joins the other ranks at the first call. Raises FlashpointError."""
-        self._session.joined(_ROLE)
+        self._session.joined()
         return self._session.incarnation(epoch)
 
     def attempt(self, ticket: Ticket) -> None:
@@ -133,7 +132,7 @@ class Settlement:
         ledger = self._ledgers.get(epoch)
         if ledger is None:
             run = self._session.incarnation(epoch).run
-            channel = self._session.channel(_ROLE).under(f"run-{run}/ledger")
+            channel = self._session.channel().under(f"run-{run}/ledger")
             ranks = self._session.ranks
             ledger = self._ledgers[epoch] = Ledger(channel, rank=ranks.rank, world_size=ranks.world_size)
         return ledger

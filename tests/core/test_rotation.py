@@ -231,11 +231,11 @@ class Simulation:
             seat=Path(f"/{rank}"),
             resumed_from=[None],
             epoch=0,
-            joined=lambda role: None,
+            joined=lambda: None,
             joined_already=None,
             incarnation=lambda epoch: start,
             number=lambda epoch: start.number,
-            channel=lambda role: channel,
+            channel=lambda: channel,
             remember=lambda: None,
         )
         counters = Counters()

@@ -1,0 +1,266 @@
+"""What the ranks of the multi-process tests do; each body runs in a process of its own."""
+
+import os
+import signal
+import threading
+import time
+
+import torch
+
+from mlflashpoint.core import arena, saver
+from mlflashpoint.core.ledger import Ledger
+from mlflashpoint.errors import FlashpointError
+from tests.core.ranks import state
+
+
+def save_steps(me, steps, resumed=None, **options):
+    """Find, load if there is something, say so, and save ``steps``, each complete before the next."""
+    runtime = me.runtime()
+    found = resume(me, runtime, resumed)
+    results = []
+    for step in steps:
+        results.append(runtime.save(state(step, me.rank), step=step, **options).ok)
+        runtime.flush()
+        me.meet(f"saved-{step}")
+    settle(runtime, steps[-1] if results and results[-1] else -1)
+    runtime.close()
+    return {"found": found, "saved": results, "stats": runtime.stats(), "logs": me.logs}
+
+
+def settle(runtime, step):
+    """Wait a while for the verdict on ``step``: another rank may have been the last to commit."""
+    give_up = time.monotonic() + 10
+    while runtime.stats()["last_complete_step"] < step and time.monotonic() < give_up:
+        time.sleep(0.01)
+
+
+def resume(me, runtime, resumed=None):
+    """Step that was found and loaded, -1 for none; its content is checked."""
+    recovery = runtime.find_latest()
+    if recovery is None:
+        runtime.resumed(-1 if resumed is None else resumed)
+        return -1
+    loaded = runtime.load(recovery)
+    want = state(recovery.step, me.rank)
+    assert torch.equal(loaded.state["w"], want["w"])
+    assert (loaded.state["step"], loaded.state["nested"][0]) == (recovery.step, me.rank)
+    runtime.resumed(loaded.step if resumed is None else resumed)
+    return loaded.step
+
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+#: phase of a save -> how to die there
+PHASES = {
+    "before the slot is invalidated": (arena.Slot, "invalidate", "before"),
+    "before the bytes are copied": (arena.Slot, "invalidate", "after"),
+    "after the bytes are copied": (saver.ShardSaver, "_copy", "after"),
+    "before the index is written": (saver, "commit_files", "before"),
+    "between index and commit record": (saver, "replace_file", "second"),
+    "after the commit record": (saver, "commit_files", "after"),
+    "after the announcement": (Ledger, "commit", "after"),
+}
+
+
+def die_at(phase):
+    owner, name, when = PHASES[phase]
+    original, calls = getattr(owner, name), []
+
+    def wrapped(*args, **kwargs):
+        calls.append(1)
+        if when == "before" or (when == "second" and len(calls) == 2):
+            die()
+        result = original(*args, **kwargs)
+        if when == "after":
+            die()
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+def die_in_save(me, phase, victim):
+    """Save 1 and 2, complete; then the victim dies in a phase of save 3 and the others finish theirs."""
+    runtime = me.runtime()
+    resume(me, runtime)
+    for step in (1, 2):
+        assert runtime.save(state(step, me.rank), step=step).ok
+        runtime.flush()
+        me.meet(f"saved-{step}")
+    if me.rank == victim:
+        die_at(phase)
+    result = runtime.save(state(3, me.rank), step=3)
+    assert runtime.flush()
+    if me.rank == victim:
+        time.sleep(60)
+    return result.ok
+
+
+def find_only(me, **wish):
+    """Only look; tells what was found, or the error, and how long it took."""
+    runtime = me.runtime()
+    started = time.monotonic()
+    try:
+        recovery = runtime.find_latest(**wish)
+        error = None
+    except FlashpointError as raised:
+        recovery, error = None, f"{type(raised).__name__}: {raised}"
+    took = time.monotonic() - started
+    threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("mlflashpoint")]
+    step = None if recovery is None else recovery.step
+    return {"step": step, "error": error, "took": took, "threads": threads, "logs": me.logs}
+
+
+def train_beside_a_full_store(me, full):
+    """Rank ``full`` has a store of 8 MiB; all train with a collective per step, and save each step."""
+    runtime = me.runtime()
+    found = resume(me, runtime)
+    store, losses, blocking, errors, oks = me.store, [], [], [], []
+    for step in range(1, 6):
+        store.add(f"loss/{found}/{step}", step * (me.rank + 1))
+        me.meet(f"step-{found}-{step}")
+        losses.append(store.add(f"loss/{found}/{step}", 0))
+        result = runtime.save({"w": torch.zeros(16 << 20, dtype=torch.uint8)}, step=step)
+        oks.append(result.ok)
+        blocking.append(result.blocking_s)
+        errors.append(None if result.error is None else f"{type(result.error).__name__}: {result.error}")
+    runtime.flush()
+    me.meet("done")
+    runtime.close()
+    return {
+        "losses": losses,
+        "oks": oks,
+        "blocking": blocking,
+        "errors": errors,
+        "stats": runtime.stats(),
+        "logs": me.logs,
+    }
+
+
+def fail_one_save(me):
+    """Rank 1's state of step 2 holds what can't be stored; the other steps are fine."""
+    runtime = me.runtime()
+    resume(me, runtime)
+    oks = []
+    for step in range(1, 6):
+        content = state(step, me.rank)
+        if me.rank == 1 and step in (2, 3):
+            content["odd"] = object()
+        oks.append(runtime.save(content, step=step).ok)
+        runtime.flush()
+        me.meet(f"saved-{step}")
+    settle(runtime, 5)
+    runtime.close()
+    return {"oks": oks, "stats": runtime.stats(), "logs": me.logs}
+
+
+def commit_slowly(me, slow, seconds):
+    """The slow rank's background takes long per commit; nobody may wait much longer than busy_wait_s for it."""
+    runtime = me.runtime()
+    resume(me, runtime)
+    if me.rank == slow:
+        original = saver.ShardSaver.commit
+
+        def commit(*args, **kwargs):
+            time.sleep(seconds)
+            return original(*args, **kwargs)
+
+        saver.ShardSaver.commit = commit
+    results = []
+    for step in range(1, 8):
+        me.meet(f"step-{step}")
+        results.append(runtime.save(state(step, me.rank), step=step))
+        time.sleep(0.05)
+    runtime.flush()
+    me.meet("end")
+    final = runtime.save(state(100, me.rank), step=100)
+    runtime.flush()
+    settle(runtime, 100)
+    runtime.close()
+    return {
+        "ok": [result.ok for result in results],
+        "skipped": [result.skipped for result in results],
+        "blocking": [result.blocking_s for result in results],
+        "final": final.ok,
+        "stats": runtime.stats(),
+    }
+
+
+def miss_one_save(me, misser):
+    """The misser's adapter fails before it ever calls save for step 2."""
+    runtime = me.runtime()
+    resume(me, runtime)
+    oks = []
+    for step in range(1, 7):
+        me.meet(f"step-{step}")
+        if not (me.rank == misser and step == 2):
+            oks.append(runtime.save(state(step, me.rank), step=step).ok)
+        runtime.flush()
+    settle(runtime, 6)
+    runtime.close()
+    return {"oks": oks, "stats": runtime.stats()}
+
+
+def roll_back_in_process(me):
+    runtime = me.runtime()
+    resume(me, runtime)
+    for step in (10, 20, 30):
+        runtime.save(state(step, me.rank), step=step, wait=True)
+        settle(runtime, step)
+        me.meet(f"a-{step}")
+    runtime.resumed(20)
+    runtime.save(state(25, me.rank), step=25, wait=True)
+    me.meet("b-25")
+    number = runtime.stats()
+    return {"stats": number, "logs": me.logs}
+
+
+def vote(me, votes_by_round):
+    """Vote in several rounds, each with a key of its own; None is not voting at all."""
+    runtime = me.runtime()
+    answers = []
+    for number, votes in enumerate(votes_by_round):
+        me.meet(f"round-{number}")
+        started = time.monotonic()
+        mine = votes[me.rank]
+        answers.append(None if mine is None else runtime.agree(f"durable-{number}", mine))
+        assert time.monotonic() - started < 15
+        me.meet(f"voted-{number}")
+    return answers
+
+
+def reshard(me):
+    """Look for a version of another world size: refused plainly, then read shard by shard."""
+    runtime = me.runtime()
+    plain = runtime.find_latest()
+    recovery = runtime.find_latest(reshard=True)
+    try:
+        runtime.load(recovery)
+        error = None
+    except FlashpointError as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    values = []
+    for rank in range(recovery.world_size):
+        with runtime.load_shard(recovery, rank) as reader:
+            values.append(float(reader.tensor("w")[0]))
+    runtime.resumed(recovery.step)
+    ok = runtime.save(state(recovery.step + 1, me.rank), step=recovery.step + 1, wait=True).ok
+    me.meet("saved")
+    runtime.close()
+    return {"plain": plain, "step": recovery.step, "error": error, "values": values, "ok": ok, "logs": me.logs}
+
+
+def save_with_jitter(me, rounds):
+    """The first saves come back to back, the ranks out of step with each other."""
+    runtime = me.runtime()
+    time.sleep(0.15 * me.rank)
+    oks = []
+    for step in range(1, rounds + 1):
+        oks.append(runtime.save(state(step, me.rank), step=step).ok)
+        time.sleep(0.03 * ((me.rank + step) % 2))
+    runtime.flush()
+    settle(runtime, rounds)
+    runtime.close()
+    return {"oks": oks, "stats": runtime.stats()}
