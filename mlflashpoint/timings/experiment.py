@@ -109,7 +109,7 @@ class Experiment:
         self._records.append(record)
         self._save_records()
         with open(path, "ab") as log:
-            told = {"arm": run.arm.label, "repeat": run.repeat, "settings": dict(run.arm.settings)}
+            told = {"arm": run.arm.label, "run": environ.get("MLFLASHPOINT_JOB_ID"), "settings": dict(run.arm.settings)}
             log.write(f"mlflashpoint ab {json.dumps(told, sort_keys=True)}\n".encode())
             log.flush()
             with contextlib.closing(Progress(title, path)) as progress:

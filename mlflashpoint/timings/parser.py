@@ -43,7 +43,8 @@ def parse(label: str, paths: Sequence[str], *, timers: Iterable[str] = (), skip_
         fingerprint = frozenset(scan.fingerprint())
         for (other_path, other), others in zip(scans, fingerprints, strict=True):
             _same_job(label, other_path, other.facts, path, scan.facts)
-            _no_copy(other_path, others, path, fingerprint)
+            if not (scan.facts.runs and other.facts.runs and scan.facts.runs.isdisjoint(other.facts.runs)):
+                _no_copy(other_path, others, path, fingerprint)
         scans.append((path, scan))
         fingerprints.append(fingerprint)
         sources.append(

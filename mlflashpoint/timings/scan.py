@@ -69,6 +69,7 @@ class JobFacts:
         parameters: parameters on the first model-parallel rank, of every model that the log names.
         world_size: number of ranks, as often as the log names it.
         arms: arms of ``mlflashpoint ab`` that wrote the log.
+        runs: job ids that it gave those runs.
         resumed_from: training steps that the log says it went on from.
     """
 
@@ -76,6 +77,7 @@ class JobFacts:
     parameters: set[int] = field(default_factory=set)
     world_size: set[int] = field(default_factory=set)
     arms: set[str] = field(default_factory=set)
+    runs: set[str] = field(default_factory=set)
     resumed_from: list[int] = field(default_factory=list)
 
 
@@ -183,6 +185,8 @@ class LogScan:
     def _announcement(self, fields: Mapping[str, Any]) -> None:
         if isinstance(arm := fields.get("arm"), str):
             self.facts.arms.add(arm)
+        if isinstance(run := fields.get("run"), str):
+            self.facts.runs.add(run)
 
     def _record(self, record: records.RankRecord) -> None:
         self._order += self.ranked.add(record, self._order)

@@ -108,7 +108,7 @@ def test_another_control_can_be_named() -> None:
     comparison = _compared({_DURABLE: _ONE, "x": _ONE}, {_DURABLE: [1.0, 1.1], "x": _OTHER}, control="x")
     assert [row.timer for row in comparison.rows if row.control] == ["x"]
     assert comparison.vouched
-    with pytest.raises(TimingsError, match="no timer 'y' in 'baseline'.*it has save-checkpoint"):
+    with pytest.raises(TimingsError, match=r"no timer 'y' in 'baseline'.*it has save-checkpoint"):
         _compared({_DURABLE: _ONE}, {_DURABLE: _OTHER}, control="y")
 
 

@@ -62,7 +62,7 @@ def test_a_cut_gzip_file_is_refused_with_a_way_to_read_it(tmp_path: Path) -> Non
     path = tmp_path / "cut.log.gz"
     whole = gzip.compress(bytes(range(256)) * 1000)
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(TimingsError, match="damaged gzip.*zcat"):
+    with pytest.raises(TimingsError, match=r"damaged gzip.*zcat"):
         list(chunks(str(path)))
 
 

@@ -92,7 +92,7 @@ def test_a_log_of_something_else_is_refused_with_what_is_needed(tmp_path: Path) 
 
 def test_a_log_of_a_resumed_job_that_saved_nothing_says_so(tmp_path: Path) -> None:
     line = "  successfully loaded checkpoint from /ckpt [ t 1/1, p 1/1 ] at iteration 25\n"
-    with pytest.raises(TimingsError, match="resumed from step 25.*a save folder of its own"):
+    with pytest.raises(TimingsError, match=r"resumed from step 25.*a save folder of its own"):
         parsed(tmp_path, "x", [line])
 
 
@@ -163,6 +163,11 @@ def test_a_copy_of_a_log_is_refused_also_if_it_is_packed_labelled_or_cut(tmp_pat
         (tmp_path / "b.log").write_bytes(copy)
         with pytest.raises(TimingsError, match="would count twice"):
             parse("x", [str(path), str(tmp_path / "b.log")])
+
+
+def test_two_runs_of_one_arm_are_no_copies_whatever_their_numbers(tmp_path: Path) -> None:
+    logs = [f'mlflashpoint ab {{"arm": "x", "run": "ab1-x-r{number}"}}\n' + _run(10) for number in (1, 2)]
+    assert len(parsed(tmp_path, "x", logs).timers["save-checkpoint"]) == 8
 
 
 def test_other_timers_can_be_asked_for(tmp_path: Path) -> None:

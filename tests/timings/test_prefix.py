@@ -75,5 +75,5 @@ def test_what_follows_a_progress_bar_is_read() -> None:
 
 
 def test_the_count_of_lines_that_ray_left_out_is_read() -> None:
-    line = strip("\x1b[36m(W pid=1)\x1b[0m hello\x1b[32m [repeated 11x across cluster] (Ray ...)\x1b[0m".encode())
+    line = strip(b"\x1b[36m(W pid=1)\x1b[0m hello\x1b[32m [repeated 11x across cluster] (Ray ...)\x1b[0m")
     assert line == Line("W pid=1", "hello", 11)

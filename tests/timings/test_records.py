@@ -93,7 +93,7 @@ def test_two_checkpoints_of_one_step_are_two_whatever_the_order_of_the_ranks() -
 
 
 def test_a_commit_is_timed_apart_from_the_save() -> None:
-    log = 'mlflashpoint commit {"bytes": 9, "commit_ms": 44.5, "group": "default", "incarnation": 1, "rank": 0, "step": 5}\n'
+    log = 'mlflashpoint commit {"bytes": 9, "commit_ms": 44.5, "group": "default", "rank": 0, "step": 5}'
     assert found(scan(log)) == [("flashpoint-commit", 5, 44.5)]
 
 

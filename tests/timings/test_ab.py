@@ -1,0 +1,235 @@
+"""``mlflashpoint ab`` with real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mlflashpoint.timings.samples import TimingSet
+from tests.timings.helpers import environ, mlflashpoint
+
+pytestmark = pytest.mark.multiprocess
+
+_JOB = Path(__file__).with_name("job.py")
+_COMMAND = ("--", sys.executable, _JOB)
+
+
+def _ab(tmp_path: Path, *arguments: object, **more: object) -> subprocess.CompletedProcess[str]:
+    return mlflashpoint("ab", *arguments, *_COMMAND, cwd=tmp_path, **more)  # type: ignore[arg-type]
+
+
+def _states(folder: Path) -> list[tuple[str, str]]:
+    return [(run["run"], run["state"]) for run in json.loads((folder / "runs.json").read_text())["runs"]]
+
+
+def _wait_for(path: Path, text: str, deadline_s: float = 30) -> None:
+    deadline = time.monotonic() + deadline_s
+    while text not in (path.read_text() if path.exists() else ""):
+        assert time.monotonic() < deadline, f"no {text!r} in {path}"
+        time.sleep(0.05)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_the_arms_run_in_turn_apart_and_are_compared(tmp_path: Path) -> None:
+    show = "SHOW=MLFLASHPOINT_ENABLED MLFLASHPOINT_JOB_ID MLFLASHPOINT_BRIDGE_MODE HOME SAVE"
+    done = mlflashpoint(
+        "ab",
+        *("--arm", "baseline", "MLFLASHPOINT_BRIDGE_MODE=observe", show, "SAVE=/ckpt/{run}"),
+        *("--arm", "flashpoint", "STALL_MS=101", show),
+        *("--repeat", "2", "--output", "out", "--headline", "--substitute", "save-checkpoint"),
+        *("--", sys.executable, _JOB, "--save={run}"),
+        cwd=tmp_path,
+        env={"HOME": "/home/me"},
+    )
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "out"
+    assert _states(folder) == [
+        (name, "done") for name in ("baseline-r1", "flashpoint-r1", "flashpoint-r2", "baseline-r2")
+    ]
+    first = (folder / "logs" / "baseline-r1.log").read_text()
+    assert first.startswith('mlflashpoint ab {"arm": "baseline", "run": "ab')
+    for line in (
+        "MLFLASHPOINT_ENABLED=1",
+        "MLFLASHPOINT_BRIDGE_MODE=observe",
+        "HOME=/home/me",
+        "SAVE=/ckpt/baseline-r1",
+        "arguments: --save=baseline-r1",
+    ):
+        assert f"\n{line}\n" in first
+    second = (folder / "logs" / "flashpoint-r2.log").read_text()
+    assert "\nMLFLASHPOINT_BRIDGE_MODE=None\n" in second
+    jobs = {line for log in (folder / "logs").iterdir() for line in log.read_text().splitlines() if "_JOB_ID=" in line}
+    assert len(jobs) == 4
+    timings = {label: TimingSet.read(folder / f"{label}.json") for label in ("baseline", "flashpoint")}
+    samples = timings["flashpoint"].timers["save-checkpoint"]
+    assert [(sample.run, sample.step) for sample in samples] == [(run, step) for run in (0, 1) for step in range(1, 6)]
+    assert "save-checkpoint (control)  baseline    10" in done.stdout
+    assert "only in replace mode" in done.stdout
+    assert json.loads((folder / "report-flashpoint.json").read_text())["valid"]
+    for kind, start in (("md", "| timer |"), ("html", "<!doctype html>")):
+        assert (folder / f"report-flashpoint.{kind}").read_text().startswith(start)
+    for line in ("[1/4] baseline-r1: started", "[3/4] flashpoint-r2: done after", "logs and results are in out"):
+        assert line in done.stderr
+
+
+def test_a_third_arm_is_compared_with_the_first(tmp_path: Path) -> None:
+    done = _ab(tmp_path, "--arm", "a", "--arm", "b", "--arm", "c", "--output", "out")
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / "out").glob("report-*.md")) == ["report-b.md", "report-c.md"]
+
+
+def test_an_arm_that_fails_is_said_clearly_and_the_rest_is_left_out(tmp_path: Path) -> None:
+    done = _ab(tmp_path, "--arm", "a", "--arm", "b", "FAIL=7", "--repeat", "2", "--output", "out")
+    assert done.returncode == 1
+    assert "b-r1 failed: exit code 7; the end of out/logs/b-r1.log:" in done.stderr
+    assert "  |     save-checkpoint ......" in done.stderr
+    assert "the other 2 runs are left out" in done.stderr
+    assert "no run of b is done" in done.stderr
+    assert _states(tmp_path / "out") == [("a-r1", "done"), ("b-r1", "failed")]
+    # what is done can be used
+    assert len(TimingSet.read(tmp_path / "out" / "a.json").timers["save-checkpoint"]) == 5
+
+
+def test_the_other_runs_go_on_if_that_is_asked_for(tmp_path: Path) -> None:
+    done = _ab(tmp_path, "--arm", "a", "FAIL=7", "--arm", "b", "--repeat", "2", "--output", "out", "--keep-going")
+    assert done.returncode == 1
+    assert [state for _, state in _states(tmp_path / "out")] == ["failed", "done", "done", "failed"]
+
+
+def test_an_arm_that_logs_no_timings_is_a_failure(tmp_path: Path) -> None:
+    done = mlflashpoint("ab", "--arm", "a", "--arm", "b", "--output", "out", "--", "true", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "a: no checkpoint timing in 1 lines" in done.stderr
+
+
+def test_a_control_that_differs_has_exit_code_3(tmp_path: Path) -> None:
+    done = _ab(tmp_path, "--arm", "a", "--arm", "b", "STALL_MS=200", "--output", "out")
+    assert done.returncode == 3
+    assert "INVALID" in done.stdout
+
+
+def test_a_run_is_stopped_at_its_deadline(tmp_path: Path) -> None:
+    done = _ab(tmp_path, "--arm", "a", "HANG=600", "--arm", "b", "--output", "out", "--deadline-s", "2")
+    assert done.returncode == 1
+    assert "a-r1 was stopped at its deadline after 2s" in done.stderr
+
+
+def test_what_a_run_leaves_behind_is_stopped_before_the_next_one(tmp_path: Path) -> None:
+    note = tmp_path / "orphan"
+    done = _ab(tmp_path, "--arm", "a", f"ORPHAN={note}", "--arm", "b", "--output", "out", "--grace-s", "0.5")
+    assert done.returncode == 0, done.stderr
+    assert "a-r1: done (1 processes it left behind were stopped)" in done.stderr
+    assert not _alive(int(note.read_text()))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_stops_the_job_and_keeps_what_is_done(tmp_path: Path, number: int, code: int) -> None:
+    """A terminal's Ctrl-C goes to the whole foreground process group, which is what happens here."""
+    note = tmp_path / "orphan"
+    arms = ("--arm", "a", "--arm", "b", "HANG=600", f"ORPHAN={note}", "--output", "out", "--grace-s", "2")
+    command = [sys.executable, "-m", "mlflashpoint.cli", "ab", *arms, *map(str, _COMMAND)]
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        _wait_for(tmp_path / "out" / "logs" / "b-r1.log", "hanging")
+        os.killpg(process.pid, number)
+        _, errors = process.communicate(timeout=40)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == code, errors
+    assert "interrupted" in errors
+    assert not _alive(int(note.read_text()))
+    folder = tmp_path / "out"
+    assert _states(folder) == [("a-r1", "done"), ("b-r1", "interrupted")]
+    assert len(TimingSet.read(folder / "a.json").timers["save-checkpoint"]) == 5
+    # the interrupted run's log can be parsed by hand
+    done = mlflashpoint("timings", "parse", "--label", "b", "out/logs/b-r1.log", "--output", "b.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_the_memory_of_a_run_is_given_back(tmp_path: Path) -> None:
+    script = (
+        "mkdir -p $MLFLASHPOINT_BASE_CONTAINER && "
+        'echo "{\\"job_id\\": \\"$MLFLASHPOINT_JOB_ID\\"}" > $MLFLASHPOINT_BASE_CONTAINER/container.json'
+    )
+    base = tmp_path / "memory"
+    for more, left in (((), 0), (("--keep-memory",), 2)):
+        mlflashpoint(
+            *("ab", "--arm", "a", "--arm", "b", "--output", f"out{left}", *more, "--", "sh", "-c", script),
+            cwd=tmp_path,
+            env={"MLFLASHPOINT_BASE_CONTAINER": str(base)},
+        )
+        assert len(list(base.iterdir())) == left
+
+
+def test_a_folder_that_is_not_the_runs_own_is_left_alone(tmp_path: Path) -> None:
+    base = tmp_path / "memory"
+    base.mkdir()
+    (base / "container.json").write_text('{"job_id": "somebody-else"}')
+    done = _ab(tmp_path, "--arm", "a", f"MLFLASHPOINT_BASE_CONTAINER={base}", "--arm", "b", "--output", "out")
+    assert done.returncode == 0, done.stderr
+    assert (base / "container.json").exists()
+
+
+def test_the_runs_can_be_shown_without_running_them(tmp_path: Path) -> None:
+    done = _ab(tmp_path, "--arm", "a", "X=a b", "--arm", "b", "--dry-run")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("# a-r1\n")
+    assert "X='a b'" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((), "needs two arms"),
+        (("--arm", "a"), "needs two arms"),
+        (("--arm", "a", "--arm", "a", "X=1"), "the label 'a' is used twice"),
+        (("--arm", "a", "--arm", "A"), "is used twice"),
+        (("--arm", "../a", "--arm", "b"), "is no label"),
+        (("--arm", "a", "MLFLASHPOINT_BRIDGE_MODES=observe", "--arm", "b"), "did you mean"),
+        (("--arm", "a", "--arm", "b", "--repeat", "0"), "not a whole number from 1"),
+        (("--arm", "a", "--arm", "b", "--output", "full"), "the output folder is not empty"),
+    ],
+)
+def test_bad_arguments_are_one_line_and_nothing_runs(tmp_path: Path, arguments: tuple[str, ...], reason: str) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    done = _ab(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("mlflashpoint ab: ")
+    assert done.stderr.count("\n") == 1
+    assert reason in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"), [((), "no launch command"), (("--", "no-such-program"), "is not found")]
+)
+def test_a_command_that_is_missing_is_refused(tmp_path: Path, command: tuple[str, ...], reason: str) -> None:
+    done = mlflashpoint("ab", "--arm", "a", "--arm", "b", *command, cwd=tmp_path)
+    assert done.returncode == 2
+    assert reason in done.stderr
+    assert list(tmp_path.iterdir()) == []
