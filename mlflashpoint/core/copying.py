@@ -10,9 +10,10 @@ import concurrent.futures
 import ctypes
 import functools
 import itertools
+import operator
 import os
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,10 +21,12 @@ from torch import Tensor
 from mlflashpoint.core.shard import is_dense
 from mlflashpoint.errors import DeadlineExceededError
 
-#: tensors from this many bytes on are moved as raw memory
-LARGE = 256 << 10
+#: tensors of this many elements on are moved as raw memory: torch would start threads of its own for them
+LARGE = 32768
 #: bytes that a thread takes at a time
 BLOCK = 8 << 20
+#: and of a tensor of twice this size or more: the C library writes past the caches in moves of such a size
+HUGE_BLOCK = 128 << 20
 #: below this many bytes waking a helper costs more than it saves
 _WORTH_A_THREAD = 2 << 20
 _DEADLINE_S = 600.0
@@ -33,35 +36,55 @@ _memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _memmove.restype = None
 
 Unit = Callable[[], object]
-#: positions of the tensors that are copied together, first and behind the last; a large one stands alone
-Span = tuple[int, int]
 
 
-def spans_of(sizes: Sequence[int]) -> list[Span]:
-    """Cut tensors of these many bytes into portions for one thread's turn."""
+class Span(NamedTuple):
+    """Tensors that one thread copies in one turn.
+
+    Attributes:
+        pick: takes them, as a tuple, out of a list of all.
+        raw: whether they are large, and moved as memory.
+        start, length: bytes to move, if it is a part of a single very large one; else 0 and -1.
+    """
+
+    pick: Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
+    raw: bool = False
+    start: int = 0
+    length: int = -1
+
+
+def spans_of(tensors: Iterable[tuple[int, int]]) -> list[Span]:
+    """Cut tensors of the given ``(elements, bytes)`` into portions for one thread's turn."""
     spans: list[Span] = []
-    first, waiting = 0, 0
-    for place, nbytes in enumerate(sizes):
-        if nbytes >= LARGE:
-            if first < place:
-                spans.append((first, place))
-            spans.append((place, place + 1))
-            first, waiting = place + 1, 0
+    waiting: dict[bool, list[int]] = {True: [], False: []}
+    filled = {True: 0, False: 0}
+    for place, (elements, nbytes) in enumerate(tensors):
+        if nbytes > 2 * BLOCK:
+            block = HUGE_BLOCK if nbytes >= 2 * HUGE_BLOCK else BLOCK
+            for start in range(0, nbytes, block):
+                spans.append(Span(_picker([place]), True, start, min(block, nbytes - start)))
             continue
-        waiting += nbytes
-        if waiting >= BLOCK:
-            spans.append((first, place + 1))
-            first, waiting = place + 1, 0
-    if first < len(sizes):
-        spans.append((first, len(sizes)))
-    return spans
+        raw = elements >= LARGE
+        waiting[raw].append(place)
+        filled[raw] += nbytes
+        if filled[raw] >= BLOCK:
+            spans.append(Span(_picker(waiting[raw]), raw))
+            waiting[raw], filled[raw] = [], 0
+    return spans + [Span(_picker(places), raw) for raw, places in waiting.items() if places]
+
+
+def _picker(places: list[int]) -> Callable[[Sequence[Tensor]], tuple[Tensor, ...]]:
+    if len(places) == 1:
+        place = places[0]
+        return lambda tensors: (tensors[place],)
+    return operator.itemgetter(*places)
 
 
 def copy_tensors(
     targets: Sequence[Tensor],
     sources: Sequence[Tensor],
-    sizes: Sequence[int],
-    spans: Sequence[Span] | None = None,
+    spans: Sequence[Span],
+    nbytes: int,
     meanwhile: Callable[[], object] | None = None,
 ) -> None:
     """Copy each source into the target of the same dtype and shape; all on the CPU.
@@ -69,30 +92,40 @@ def copy_tensors(
     Args:
         targets: written.
         sources: read.
-        sizes: bytes of each.
-        spans: ``spans_of(sizes)``, if it is known.
+        spans: ``spans_of`` them.
+        nbytes: of all together.
         meanwhile: what this thread does before it joins in the copying.
     """
     units: list[Unit] = []
-    for first, end in spans_of(sizes) if spans is None else spans:
-        if end - first == 1 and sizes[first] >= LARGE:
-            units += _large(targets[first], sources[first], sizes[first])
+    for span in spans:
+        to, of = span.pick(targets), span.pick(sources)
+        if not span.raw:
+            units.append(functools.partial(torch._foreach_copy_, to, of))
+        elif span.length < 0:
+            units.append(functools.partial(_move_all, to, of))
+        elif _alike(to[0], of[0]):
+            move = functools.partial(_memmove, to[0].data_ptr() + span.start, of[0].data_ptr() + span.start)
+            units.append(functools.partial(move, span.length))
+        elif span.start == 0:
+            units.append(functools.partial(to[0].copy_, of[0]))
+    in_two_threads(units, nbytes, meanwhile)
+
+
+def _move_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        if _alike(target, source):
+            _memmove(target.data_ptr(), source.data_ptr(), target.nbytes)
         else:
-            units.append(functools.partial(torch._foreach_copy_, list(targets[first:end]), list(sources[first:end])))
-    in_two_threads(units, sum(sizes), meanwhile)
+            target.copy_(source)
 
 
-def _large(target: Tensor, source: Tensor, nbytes: int) -> list[Unit]:
-    dense = target.is_contiguous() or is_dense(target.shape, target.stride())
-    if not dense or target.stride() != source.stride() or source.is_conj() != target.is_conj():
-        return [functools.partial(target.copy_, source)]
-    if source.is_neg() != target.is_neg():
-        return [functools.partial(target.copy_, source)]
-    to, start = target.data_ptr(), source.data_ptr()
-    return [
-        functools.partial(_memmove, to + offset, start + offset, min(BLOCK, nbytes - offset))
-        for offset in range(0, nbytes, BLOCK)
-    ]
+def _alike(target: Tensor, source: Tensor) -> bool:
+    """Whether to copy one into the other is to copy its bytes."""
+    if source.is_conj() != target.is_conj() or source.is_neg() != target.is_neg():
+        return False
+    if target.is_contiguous():
+        return source.is_contiguous()
+    return target.stride() == source.stride() and is_dense(target.shape, target.stride())
 
 
 def in_two_threads(units: Sequence[Unit], nbytes: int, meanwhile: Callable[[], object] | None = None) -> None:
@@ -117,14 +150,20 @@ def in_two_threads(units: Sequence[Unit], nbytes: int, meanwhile: Callable[[], o
             while (number := next(turn)) < len(units):
                 units[number]()
 
-    helper = _helper().submit(work)
+    try:
+        helper = _helper().submit(work)
+    except RuntimeError:
+        # The interpreter is ending and starts no threads any more.
+        helper = concurrent.futures.Future()
+        helper.cancel()
     try:
         if meanwhile is not None:
             meanwhile()
         work()
     finally:
-        # Even if this thread failed: the helper must not write after we have returned.
-        failure = _outcome(helper)
+        # Even if this thread failed: the helper must not write after we have returned. One that has not begun, because
+        # another save of this process keeps it busy, is not needed any more.
+        failure = None if helper.cancel() else _outcome(helper)
     if failure is not None:
         raise failure
 

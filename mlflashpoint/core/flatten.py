@@ -18,8 +18,8 @@ from torch.nn import Parameter
 from mlflashpoint.core.dtypes import DTYPE_NAMES
 from mlflashpoint.core.form import Form, crowds_of, identity_of, strides_of, ties
 from mlflashpoint.core.leaves import Leaf, leaf_of
-from mlflashpoint.core.paths import in_state, next_place, tensor_names, unique
-from mlflashpoint.core.plain import PLAIN_TYPES, key_kinds
+from mlflashpoint.core.paths import in_state, next_place, tensor_names, unique, walk
+from mlflashpoint.core.plain import PLAIN_TYPES, encode_plain, key_kinds
 from mlflashpoint.core.skeleton import KEYED, Entry, Named, Skeleton, Value
 from mlflashpoint.core.standard_leaves import LONG, chosen_leaf
 from mlflashpoint.errors import FlashpointError, StateTypeError
@@ -128,11 +128,8 @@ class _Walk:
             self.tokens += (kind, len(item))
             self.keys.extend(item)
             return iter(item.values())
-        if kind is list or kind is tuple:
-            self.tokens += (kind, len(item))
-            return iter(item)
-        if kind is set or kind is frozenset:
-            # Its order is of the moment, and a new set of equal items may have another.
+        if kind is list or kind is tuple or kind is set or kind is frozenset:
+            # A list that another thread makes longer would have more items than we counted.
             items = tuple(item)
             self.tokens += (kind, len(items))
             return iter(items)
@@ -166,6 +163,7 @@ class _Walk:
                 if all(identity_of(leaves[node]) == identity for node, identity in like.crowds.items()):
                     return self._of(like, like.devices)
             else:
+                self._check_memory(addresses, like.addresses)
                 devices = list(map(_device, leaves))
                 refs, _ = ties(len(leaves), crowds_of(leaves, addresses, shapes))
                 if refs == like.refs and set(devices) == set(like.devices):
@@ -173,6 +171,8 @@ class _Walk:
         devices = list(map(_device, leaves))
         if not DTYPE_NAMES.keys() >= set(dtypes) or any(device.type == "meta" for device in set(devices)):
             raise self._culprit()
+        self._check_memory(addresses, [])
+        self._check_keys()
         crowds = crowds_of(leaves, addresses, shapes)
         refs, nodes = ties(len(leaves), crowds)
         form = Form(
@@ -198,6 +198,30 @@ class _Walk:
         if len(form.nodes) != len(tensors):
             tensors, devices = [tensors[node] for node in form.nodes], [devices[node] for node in form.nodes]
         return Flat(skeleton, tensors, devices, form)
+
+    def _check_memory(self, addresses: list[int], known: list[int]) -> None:
+        """Refuse tensors whose storage was taken away, as sharded training does between uses; memory known is good."""
+        for place, (tensor, address) in enumerate(zip(self.leaves, addresses, strict=True)):
+            if place < len(known) and known[place] == address:
+                continue
+            reach = tensor.numel()
+            if reach and not tensor.is_contiguous():
+                reach = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+            if reach and (tensor.storage_offset() + reach) * tensor.itemsize > tensor.untyped_storage().nbytes():
+                name = tensor_names(self.tokens, self.keys)[place]
+                raise StateTypeError(
+                    f"{in_state(name)}: the tensor's storage does not hold its elements",
+                    remedy="save while the parameters are gathered, or save the sharded ones",
+                )
+
+    def _check_keys(self) -> None:
+        for key in self.keys:
+            try:
+                encode_plain(key)
+            except StateTypeError as error:
+                ending = f"[{key!r}]"
+                place = next(path for path, _ in walk(self.tokens, self.keys) if path.endswith(ending))
+                raise StateTypeError(f"{in_state(place)}: the key: {error.message}", remedy="use plain keys") from None
 
     def _culprit(self, cause: RuntimeError | None = None) -> StateTypeError:
         for name, tensor in zip(tensor_names(self.tokens, self.keys), self.leaves, strict=True):

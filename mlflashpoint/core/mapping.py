@@ -13,6 +13,7 @@ import stat
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -40,9 +41,7 @@ class Mapping:
     def __init__(self, region: mmap.mmap) -> None:
         self._region = region
         self.nbytes = len(region)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The given buffer is not writable")
-            self.bytes = torch.frombuffer(region, dtype=torch.uint8)
+        self.bytes = as_tensor(region, self.nbytes)
 
     @property
     def buffer(self) -> memoryview:
@@ -59,6 +58,16 @@ class Mapping:
                 # Linux before 5.14 does not know the advice. Touching a page does the same, more slowly.
                 pages = self.bytes[start : start + length : mmap.PAGESIZE]
                 pages.add_(0) if write else pages.sum()
+
+
+def as_tensor(buffer: Any, nbytes: int) -> torch.Tensor:
+    """The first ``nbytes`` bytes of a buffer as a uint8 tensor that keeps it alive.
+
+    One over read-only memory is not to be written to.
+    """
+    with warnings.catch_warnings(), torch.inference_mode(False):
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        return torch.frombuffer(buffer, dtype=torch.uint8, count=nbytes)
 
 
 def map_writable(path: Path) -> Mapping | None:

@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 import numpy as np
-import torch
 
 from mlflashpoint.core.leaves import register_leaf
+from mlflashpoint.core.standard_leaves import bytes_of, tensor_of
 from mlflashpoint.errors import StateTypeError
 
 #: plain kinds only: no objects, which are pickles, and no records
@@ -28,14 +28,11 @@ def _take_apart(value: Any) -> dict[str, Any]:
     if not _DTYPE.fullmatch(array.dtype.str):
         raise StateTypeError(f"a numpy array of dtype {array.dtype}", remedy="store numbers, or register_leaf a type")
     flat = np.ascontiguousarray(array).reshape(-1)
-    data = torch.frombuffer(bytearray(flat.tobytes()), dtype=torch.uint8) if flat.nbytes else torch.empty(0).byte()
-    return {"dtype": array.dtype.str, "shape": list(array.shape), "data": data}
+    return {"dtype": array.dtype.str, "shape": list(array.shape), "data": tensor_of(flat.tobytes())}
 
 
 def _put_together(state: Any) -> Any:
     dtype, shape, data = state["dtype"], state["shape"], state["data"]
     if not isinstance(dtype, str) or not _DTYPE.fullmatch(dtype):
         raise ValueError(f"a numpy dtype {dtype!r}")
-    if not isinstance(data, torch.Tensor) or data.dtype != torch.uint8 or data.dim() != 1:
-        raise ValueError("not a tensor of bytes")
-    return np.frombuffer(data.numpy().tobytes(), dtype=np.dtype(dtype)).reshape(shape).copy()
+    return np.frombuffer(bytes_of(data), dtype=np.dtype(dtype)).reshape(shape).copy()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mlflashpoint.core.copying import Span, spans_of
 from mlflashpoint.core.flatten import Flat
@@ -28,7 +29,7 @@ class Pairing:
         strict: see ``pair``.
         wanted, stored: number of the state's tensor, and of the stored one that goes into it.
         kept: for each stored tensor the state's tensor that stands for it, -1 if it has none.
-        sizes, spans: of what is copied, see ``copying``.
+        spans, nbytes: of what is copied, see ``copying``.
     """
 
     form: Form
@@ -36,8 +37,8 @@ class Pairing:
     wanted: list[int]
     stored: list[int]
     kept: list[int]
-    sizes: list[int]
     spans: list[Span]
+    nbytes: int
 
 
 def pair(index: ShardIndex, flat: Flat, *, strict: bool, where: Mapping[str, Any]) -> Pairing:
@@ -69,6 +70,9 @@ def pair(index: ShardIndex, flat: Flat, *, strict: bool, where: Mapping[str, Any
         if (entry.dtype, entry.shape) != (target.dtype, target.shape):
             here, there = described(entry.dtype, entry.shape), described(target.dtype, target.shape)
             problems.append(f"{entry.name}: stored {here}, wanted {there}")
+        elif target.is_inference() or _overlaps_itself(target):
+            kind = "an inference" if target.is_inference() else "an expanded"
+            problems.append(f"{entry.name}: wanted as {kind} tensor, which can't be written to")
         elif sole.setdefault(at, entry).digest != entry.digest:
             problems.append(f"{entry.name}: wanted as one tensor with {sole[at].name}, stored as another")
         elif kept[number] < 0:
@@ -79,16 +83,20 @@ def pair(index: ShardIndex, flat: Flat, *, strict: bool, where: Mapping[str, Any
             remedy="resume with the model and parallel layout that saved it",
             **where,
         )
-    sizes = [index.tensors[number].nbytes for _, number in pairs]
+    chosen = [index.tensors[number] for _, number in pairs]
     return Pairing(
         form=flat.form,
         strict=strict,
         wanted=[at for at, _ in pairs],
         stored=[number for _, number in pairs],
         kept=kept,
-        sizes=sizes,
-        spans=spans_of(sizes),
+        spans=spans_of((entry.shape.numel(), entry.nbytes) for entry in chosen),
+        nbytes=sum(entry.nbytes for entry in chosen),
     )
+
+
+def _overlaps_itself(tensor: Tensor) -> bool:
+    return any(step == 0 and extent > 1 for step, extent in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def described(dtype: torch.dtype, shape: Sequence[int]) -> str:

@@ -48,8 +48,7 @@ class ShardReader:
         self._memory: Tensor | None = memory
         self._views: list[Tensor] | None = None
         self._pairing: Pairing | None = None
-        self._sizes = [entry.nbytes for entry in index.tensors]
-        self._spans = spans_of(self._sizes)
+        self._spans = spans_of((entry.shape.numel(), entry.nbytes) for entry in index.tensors)
         self._names = {entry.name: number for number, entry in enumerate(index.tensors)}
 
     @classmethod
@@ -72,7 +71,7 @@ class ShardReader:
         except OSError as error:
             raise ContainerError(f"the index can't be read: {error.strerror}", path=file) from error
         mapped = mapping.map_readable(file_of(slot_path, "data"), record.data_bytes)
-        memory = torch.empty(0, dtype=torch.uint8) if mapped is None else mapped.bytes
+        memory = torch.empty(0, dtype=torch.uint8, device="cpu") if mapped is None else mapped.bytes
         return cls._checked(record, index, memory, slot_path)
 
     @classmethod
@@ -84,9 +83,9 @@ class ShardReader:
         """
         if len(data) < record.data_bytes:
             raise ShardFormatError(f"{len(data)} bytes of data, the commit record says {record.data_bytes}")
-        memory = torch.empty(0, dtype=torch.uint8)
+        memory = torch.empty(0, dtype=torch.uint8, device="cpu")
         if record.data_bytes:
-            memory = torch.frombuffer(data, dtype=torch.uint8, count=record.data_bytes)
+            memory = mapping.as_tensor(data, record.data_bytes)
         return cls._checked(record, index, memory, None)
 
     @classmethod
@@ -157,10 +156,14 @@ class ShardReader:
             StateTypeError: ``into`` holds what can't be in a state.
             ShardFormatError: a leaf of the allow-list is not registered here.
         """
+        with torch.inference_mode(False), torch.no_grad():
+            return self._state(into, strict)
+
+    def _state(self, into: Any, strict: bool) -> Any:
         views = self._all_views()
         if into is None:
             tensors = [torch.empty_like(view) for view in views]
-            return self._fill(tensors, tensors, views, self._sizes, self._spans)
+            return self._fill(tensors, tensors, views, self._spans, self.record.data_bytes)
         flat = flatten(into, like=None if self._pairing is None else self._pairing.form)
         if self._pairing is None or self._pairing.form is not flat.form or self._pairing.strict != strict:
             self._pairing = pair(self.index, flat, strict=strict, where=self._where())
@@ -168,7 +171,7 @@ class ShardReader:
         sources = [views[number] for number in pairs.stored]
         targets = [flat.tensors[number] for number in pairs.wanted]
         tensors = [views[number].clone() if at < 0 else flat.tensors[at] for number, at in enumerate(pairs.kept)]
-        return self._fill(tensors, targets, sources, pairs.sizes, pairs.spans)
+        return self._fill(tensors, targets, sources, pairs.spans, pairs.nbytes)
 
     def tensor(self, name: str, region: tuple[slice, ...] | None = None) -> Tensor:
         """A copy of one tensor, or of a part of it; raises StateMismatchError if there is none of that name."""
@@ -228,8 +231,8 @@ class ShardReader:
         tensors: list[Tensor],
         targets: list[Tensor],
         sources: list[Tensor],
-        sizes: Sequence[int],
         spans: Sequence[Span],
+        nbytes: int,
     ) -> Any:
         """Copy sources to targets and put the state together from ``tensors``."""
         skeleton = self.index.skeleton
@@ -239,10 +242,10 @@ class ShardReader:
                     target.copy_(source)
         elif any(type(token) is Entry for token in skeleton.tokens):
             # What is decoded has to be there first.
-            copy_tensors(targets, sources, sizes, spans)
+            copy_tensors(targets, sources, spans, nbytes)
         else:
             result: list[Any] = []
-            copy_tensors(targets, sources, sizes, spans, lambda: result.append(unflatten(skeleton, tensors)))
+            copy_tensors(targets, sources, spans, nbytes, lambda: result.append(unflatten(skeleton, tensors)))
             return result[0]
         return unflatten(skeleton, tensors)
 

@@ -13,15 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from mlflashpoint.core import device
 from mlflashpoint.core.container import replace_file
-from mlflashpoint.core.copying import copy_tensors
+from mlflashpoint.core.copying import copy_tensors, spans_of
+from mlflashpoint.core.device import Accelerator, Cuda
 from mlflashpoint.core.flatten import Flat, flatten
 from mlflashpoint.core.layout import Layout
 from mlflashpoint.core.record import ShardRecord
-from mlflashpoint.core.shard import digest_of, render_plain
+from mlflashpoint.core.shard import MAX_INDEX_BYTES, digest_of, render_plain
 from mlflashpoint.core.slot import Slot
 from mlflashpoint.core.slotfiles import file_of
 from mlflashpoint.errors import ContainerError, StateTypeError, StoreFullError
@@ -60,11 +61,15 @@ class Staged:
 
 
 class ShardSaver:
-    """Saves shards of one rank; keeps what it learnt about the state's structure from save to save."""
+    """Saves shards of one rank; keeps what it learnt about the state's structure from save to save.
 
-    def __init__(self) -> None:
+    Args:
+        accelerators: device type -> how to copy from it; other devices are copied from by torch, one by one.
+    """
+
+    def __init__(self, accelerators: Mapping[str, Accelerator] | None = None) -> None:
         self._layout: Layout | None = None
-        self._cuda: device.CudaCopier | None = None
+        self._accelerators = {"cuda": Cuda()} if accelerators is None else accelerators
 
     def plan(self, state: Any) -> Planned:
         """Take ``state`` apart and lay it out; raises StateTypeError."""
@@ -91,8 +96,12 @@ class ShardSaver:
             StoreFullError: the slot is too small; it is as before.
             ContainerError: the slot can't be written.
         """
-        planned = state if isinstance(state, Planned) else self.plan(state)
-        text = _rendered(attributes or {})
+        # What is made here lives on, for saves outside of the mode that this one may be made in.
+        with torch.inference_mode(False), torch.no_grad():
+            return self._stage(slot, state if isinstance(state, Planned) else self.plan(state), attributes or {})
+
+    def _stage(self, slot: Slot, planned: Planned, attributes: Mapping[str, Any]) -> Staged:
+        text = _rendered(attributes)
         layout = planned.layout
         if layout.nbytes > slot.capacity:
             raise StoreFullError(
@@ -127,12 +136,19 @@ class ShardSaver:
 
         Raises:
             StoreFullError: there is no room for the index.
-            ContainerError: a file can't be written. In both cases the slot holds nothing.
+            ContainerError: a file can't be written.
+            StateTypeError: the skeleton is too large for an index. The slot then holds nothing, in all three cases.
         """
         slot = staged.slot
         buffer = slot.buffer
         digests = [digest_of(buffer[entry.offset : entry.offset + entry.nbytes]) for entry in staged.layout.entries]
         index = staged.layout.template.render(staged.values, digests, staged.attributes)
+        if len(index) > MAX_INDEX_BYTES:
+            raise StateTypeError(
+                f"the skeleton takes {len(index)} bytes of index, more than {MAX_INDEX_BYTES}",
+                step=step,
+                remedy="keep large tables of plain values in tensors",
+            )
         record = ShardRecord(
             job_id=job_id,
             group=group,
@@ -154,32 +170,34 @@ class ShardSaver:
     def _copy(self, slot: Slot, planned: Planned) -> None:
         layout, flat = planned.layout, planned.flat
         views = slot.views(layout, layout.views)
-        kinds = {place.type for place in set(flat.devices)}
-        if kinds <= {"cpu"}:
-            copy_tensors(views, flat.tensors, layout.sizes, layout.spans)
+        if {place.type for place in set(flat.devices)} <= {"cpu"}:
+            copy_tensors(views, flat.tensors, layout.spans, layout.nbytes)
         else:
-            self._copy_mixed(slot, views, flat, layout.sizes)
+            self._copy_from_devices(slot, views, flat)
 
-    def _copy_mixed(self, slot: Slot, views: list[Tensor], flat: Flat, sizes: list[int]) -> None:
-        groups: dict[Any, list[int]] = {}
-        for number, place in enumerate(flat.devices):
-            groups.setdefault(place, []).append(number)
-        for place, numbers in groups.items():
-            if place.type == "cuda":
-                slot.pin()
-                if self._cuda is None:
-                    self._cuda = device.CudaCopier()
-                self._cuda.start([views[n] for n in numbers], [flat.tensors[n] for n in numbers], place)
-        for place, numbers in groups.items():
-            if place.type == "cpu":
-                copy_tensors(
-                    [views[n] for n in numbers], [flat.tensors[n] for n in numbers], [sizes[n] for n in numbers]
-                )
-            elif place.type != "cuda":
-                for n in numbers:
-                    views[n].copy_(flat.tensors[n].detach())
-        if self._cuda is not None:
-            self._cuda.wait()
+    def _copy_from_devices(self, slot: Slot, views: list[Tensor], flat: Flat) -> None:
+        groups: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
+        for view, tensor, place in zip(views, flat.tensors, flat.devices, strict=True):
+            groups.setdefault(place, []).append((view, tensor))
+        begun: set[str] = set()
+        try:
+            for place, pairs in groups.items():
+                accelerator = self._accelerators.get(place.type)
+                if accelerator is not None:
+                    slot.pin(accelerator)
+                    begun.add(place.type)
+                    accelerator.start([view for view, _ in pairs], [tensor for _, tensor in pairs], place)
+            for place, pairs in groups.items():
+                if place.type == "cpu":
+                    spans = spans_of((view.numel(), view.nbytes) for view, _ in pairs)
+                    nbytes = sum(view.nbytes for view, _ in pairs)
+                    copy_tensors([view for view, _ in pairs], [tensor for _, tensor in pairs], spans, nbytes)
+                elif place.type not in self._accelerators:
+                    for view, tensor in pairs:
+                        view.copy_(tensor.detach())
+        finally:
+            for kind in begun:
+                self._accelerators[kind].wait()
 
 
 def _rendered(attributes: Mapping[str, Any]) -> str:

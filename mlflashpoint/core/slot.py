@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from mlflashpoint.core import device, mapping
+from mlflashpoint.core import mapping
+from mlflashpoint.core.device import Accelerator
 from mlflashpoint.core.record import ShardRecord
 from mlflashpoint.core.slotfiles import check_sizes, file_of, read_record
 from mlflashpoint.errors import ContainerError, DeadlineExceededError, ShardFormatError
@@ -33,7 +34,7 @@ class Slot:
         self.path = path
         self.record: ShardRecord | None = None
         self._mapping: mapping.Mapping | None = None
-        self._pinned: bool | None = None
+        self._pinned: tuple[Accelerator, bool] | None = None
         self._views: tuple[object, list[torch.Tensor]] | None = None
         self._owner = os.getpid()
 
@@ -88,16 +89,16 @@ class Slot:
 
     def unmap(self) -> None:
         """Let go of the mapping; the file stays."""
-        if self._pinned and self._owner == os.getpid():
-            device.unpin(self.bytes)
+        if self._pinned is not None and self._pinned[1] and self._owner == os.getpid():
+            self._pinned[0].unpin(self.bytes)
         self._pinned = None
         self._views = None
         self._mapping = None
 
-    def pin(self) -> None:
-        """Page-lock it for CUDA, once; it stays pageable where the driver refuses."""
+    def pin(self, accelerator: Accelerator) -> None:
+        """Prepare it for copies from devices, once; it stays as it is where that is refused."""
         if self._pinned is None:
-            self._pinned = device.pin(self.bytes)
+            self._pinned = accelerator, accelerator.pin(self.bytes)
 
     def invalidate(self) -> None:
         """Declare it empty, which comes before its first byte is overwritten: remove the commit record.

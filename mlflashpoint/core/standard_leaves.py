@@ -20,24 +20,28 @@ LONG = 4096
 _FACTORIES: dict[str, Any] = {"list": list, "dict": dict, "set": set, "int": int, "float": float, "str": str}
 
 
-def _tensor_of(data: bytes | bytearray) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+def tensor_of(data: bytes | bytearray) -> torch.Tensor:
+    """A copy of the bytes as a tensor."""
+    if not data:
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def _bytes_of(tensor: Any) -> bytes:
+def bytes_of(tensor: Any) -> bytes:
+    """The bytes of what ``tensor_of`` gave; raises ValueError for anything else."""
     if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.uint8 or tensor.dim() != 1:
         raise ValueError("not a tensor of bytes")
-    tensor = tensor.contiguous()
+    tensor = tensor.cpu().contiguous()
     return ctypes.string_at(tensor.data_ptr(), tensor.numel()) if tensor.numel() else b""
 
 
 _long: dict[type, Leaf] = {
-    bytes: Leaf("bytes", bytes, _tensor_of, _bytes_of),
+    bytes: Leaf("bytes", bytes, tensor_of, bytes_of),
     str: Leaf(
         "str",
         str,
-        lambda text: _tensor_of(text.encode("utf-8", "surrogatepass")),
-        lambda state: _bytes_of(state).decode("utf-8", "surrogatepass"),
+        lambda text: tensor_of(text.encode("utf-8", "surrogatepass")),
+        lambda state: bytes_of(state).decode("utf-8", "surrogatepass"),
     ),
 }
 
@@ -144,7 +148,7 @@ def _buffer_with(state: Any) -> io.BytesIO:
     return buffer
 
 
-register_leaf("bytearray", bytearray, _tensor_of, lambda state: bytearray(_bytes_of(state)))
+register_leaf("bytearray", bytearray, tensor_of, lambda state: bytearray(bytes_of(state)))
 register_leaf(
     "io.BytesIO", io.BytesIO, lambda value: {"data": value.getvalue(), "position": value.tell()}, _buffer_with
 )
