@@ -70,6 +70,10 @@ class Run:
         """Wait until every rank has recorded an event of this kind."""
         self._wait(lambda: all(self.events(rank, kind) for rank in range(RANKS)), f"record {kind!r}")
 
+    def go_on(self) -> None:
+        """Let a run go on that stands still at ``pause_at``."""
+        Path(f"{self.request['record']}go").touch()
+
     def kill(self) -> None:
         """SIGKILL to every rank, as a crashed node does it: at once and with no last word."""
         for rank in range(RANKS):
@@ -188,6 +192,8 @@ def environment(version: str, additions: dict[str, str], *, bootstrap: bool) -> 
         **clean,
         "PYTHONPATH": os.pathsep.join(path),
         "PYTHONWARNINGS": "ignore",
+        # Bridge writes in the order of sets.
+        "PYTHONHASHSEED": "0",
         "OMP_NUM_THREADS": "1",
         "TORCHDYNAMO_DISABLE": "1",
         "TORCH_CPP_LOG_LEVEL": "ERROR",

@@ -108,8 +108,8 @@ def digests(context: Any) -> dict[str, Any]:
 def main(request: dict[str, Any]) -> None:
     """Train as ``request["options"]`` say; writes one JSON line per event to ``request["record"]`` + rank.
 
-    Other keys: ``hold_at``, a step after which to stand still until killed; ``plugin``, ``"module:function"`` that is
-    called with the config before training.
+    Other keys: ``hold_at``, a step after which to stand still until killed; ``pause_at``, one after which to stand
+    still until the test lets the run go on; ``plugin``, ``"module:function"`` that is called with the config first.
     """
     import importlib
 
@@ -135,6 +135,11 @@ def main(request: dict[str, Any]) -> None:
         def on_train_step_start(self, context: Any) -> None:
             seen = digests(context)
             write("step", **seen)
+            if seen["step"] == request.get("pause_at"):
+                write("pausing", step=seen["step"])
+                give_up = time.monotonic() + float(request["deadline_s"])
+                while not Path(f"{request['record']}go").exists() and time.monotonic() < give_up:
+                    time.sleep(0.02)
             if seen["step"] == request.get("hold_at"):
                 write("holding", step=seen["step"])
                 time.sleep(float(request["deadline_s"]))

@@ -12,6 +12,7 @@ import atexit
 import gc
 import json
 import os
+import resource
 import signal
 import sys
 import threading
@@ -41,7 +42,13 @@ def serve(folder: Path) -> dict | None:
             log = os.open(folder / f"run-{number}.log.{rank}", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
             os.dup2(log, 1)
             os.dup2(log, 2)
-            os.environ.update(asked["environ"], TORCHELASTIC_USE_AGENT_STORE="False", MASTER_PORT=str(asked["port"]))
+            of_rank = asked.get("environ_of_rank", {}).get(rank, {})
+            if rank in asked.get("file_limit_of_rank", {}):
+                limit = asked["file_limit_of_rank"][rank]
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+            os.environ.update(
+                {**asked["environ"], **of_rank}, TORCHELASTIC_USE_AGENT_STORE="False", MASTER_PORT=str(asked["port"])
+            )
             return asked
         temporary = folder / f"run-{number}.pid.{rank}.tmp"
         temporary.write_text(str(child))
@@ -93,3 +100,8 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+elif __name__ == "__mp_main__":
+    # a spawned writer of an asynchronous save, which asks for its CUDA device
+    import bridge_on_cpu
+
+    bridge_on_cpu.prepare()
