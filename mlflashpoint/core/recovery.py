@@ -127,7 +127,10 @@ def recover(room: Room, me: Member, members: Sequence[Member], depot: Depot, wis
 
 
 def _recover(room: Room, me: Member, members: Sequence[Member], depot: Depot, wish: Wish) -> Decision:
+    # Every rank has waited for its own background work: a list made before the last one has would lack its newest shard.
+    room.arrive("flushed")
     if me.leader:
+        room.all_arrived("flushed")
         _post_manifest(room, me, depot)
     room.arrive("listed")
     planner = Planner(room, members, wish, depot.remote) if me.rank == 0 else None
