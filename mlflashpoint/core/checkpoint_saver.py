@@ -58,6 +58,14 @@ class DefaultMLFlashpointCheckpointSaver:
         """The store of ``base_container``; raises as ``CheckpointObjectManager.runtime``."""
         return self.stores.runtime(base_container, ranks_by(*self._getters))
 
+    def __getstate__(self) -> dict[str, Stores]:
+        # The getters may be lambdas, and a checkpoint process has its own answers.
+        return {"stores": self.stores}
+
+    def __setstate__(self, state: dict[str, Stores]) -> None:
+        self.stores = state["stores"]
+        self._getters = (None, None, None)
+
 
 #: the guide's abstract name for the same thing
 MLFlashpointCheckpointSaver = DefaultMLFlashpointCheckpointSaver

@@ -17,7 +17,7 @@ from torch.futures import Future
 from mlflashpoint.adapter.pytorch.finish import Bulletin, Save
 from mlflashpoint.adapter.pytorch.metadata_codec import ChunkKey, chunk_key, encode_metadata
 from mlflashpoint.adapter.pytorch.planner import StructureSavePlanner
-from mlflashpoint.adapter.pytorch.shards import ATTRIBUTE, item_name, split_version
+from mlflashpoint.adapter.pytorch.shards import ATTRIBUTE, item_name, pieces_of, split_version
 from mlflashpoint.adapter.pytorch.stager import ReusedStager
 from mlflashpoint.core.checkpoint_saver import DefaultMLFlashpointCheckpointSaver
 from mlflashpoint.core.ids import CheckpointContainerId
@@ -178,6 +178,14 @@ class MemoryStorageWriter(StorageWriter):
         """Give the staging memory back; the store stays open."""
         self._stager.close()
 
+    def __getstate__(self) -> dict[str, Any]:
+        # It travels to a checkpoint process at each save: the settings do, what was learnt from saves does not.
+        return {"saver": self._saver, "topology": self.topology, "side_files": self.side_files}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(checkpoint_saver=state["saver"], side_files=state["side_files"])  # type: ignore[misc]
+        self.topology = state["topology"]
+
     def _runtime(self) -> Runtime:
         assert self.checkpoint_id is not None
         runtime = self._saver.runtime(split_version(self.checkpoint_id)[0])
@@ -204,7 +212,9 @@ class MemoryStorageWriter(StorageWriter):
         def finished() -> dict[str, Any]:
             text = save.settle(bulletin, world_size=world_size, deadline_s=deadline_s)
             self._confirmed = table.digest
-            return {ATTRIBUTE: {"metadata": text, "scope": "rank" if save.alone and world_size > 1 else "all"}}
+            return {
+                ATTRIBUTE: {"metadata": pieces_of(text), "scope": "rank" if save.alone and world_size > 1 else "all"}
+            }
 
         result = runtime.save(state, step=save.step, topology=self.topology, attributes=finished, wait=False)
         last, self._last = self._last, save
@@ -235,7 +245,11 @@ class MemoryStorageWriter(StorageWriter):
             names = [item_name(*key) for key in keys]
             written = self._written = plan, names, keys, digest_of("\n".join(names).encode())
         _, names, keys, digest = written
-        return names, _Table(rank, digest, None if digest == self._confirmed else keys)
+        if digest != self._confirmed:
+            # The coordinator keeps one table per rank, and this one takes the place of what it has.
+            self._confirmed = ""
+            return names, _Table(rank, digest, keys)
+        return names, _Table(rank, digest, None)
 
     def _resolve(self, plan: SavePlan, planner: SavePlanner) -> list[torch.Tensor]:
         resolved = planner.resolve_all() if isinstance(planner, StructureSavePlanner) else None

@@ -17,11 +17,13 @@ from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.core.reader import ShardReader
 from mlflashpoint.core.recovery import Recovery
 from mlflashpoint.core.runtime import Runtime
+from mlflashpoint.core.standard_leaves import LONG
 from mlflashpoint.errors import CheckpointIdError, NoVersionError, ShardFormatError
 
 #: name in a shard's attributes of what this adapter keeps there
 ATTRIBUTE = "dcp"
 _MAX_METADATA_BYTES = 1 << 30
+_PIECE = LONG - 1
 
 
 class Shards:
@@ -115,10 +117,10 @@ class Shards:
     def metadata(self, rank: int) -> VersionMetadata:
         """DCP's description of the version, from the shard of ``rank``; raises ShardFormatError."""
         if self._metadata is None:
-            text = self.attribute(rank).get("metadata")
-            if not isinstance(text, str):
+            pieces = self.attribute(rank).get("metadata")
+            if not isinstance(pieces, list) or not all(isinstance(piece, str) for piece in pieces):
                 raise ShardFormatError("the shard has no DCP metadata", step=self.step, path=self.reader(rank).path)
-            self._metadata = decode_metadata(unpack(text))
+            self._metadata = decode_metadata(unpack("".join(pieces)))
         return self._metadata
 
     def confirm(self) -> None:
@@ -160,6 +162,11 @@ def split_version(version: str) -> tuple[CheckpointContainerId, int]:
 def item_name(fqn: str, offsets: tuple[int, ...] | None) -> str:
     """Key of an item in a shard's state; no two items of a checkpoint have the same."""
     return f"{fqn}!" if offsets is None else f"{fqn}@{','.join(map(str, offsets))}"
+
+
+def pieces_of(text: str) -> list[str]:
+    """The text in pieces that attributes may hold: longer ones would count as tensors."""
+    return [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]
 
 
 def pack(data: bytes) -> str:

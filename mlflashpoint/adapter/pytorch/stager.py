@@ -14,6 +14,7 @@ import torch
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.tensor import DTensor
 
+from mlflashpoint.adapter.pytorch.copies import copy_all, plan_copies
 from mlflashpoint.adapter.pytorch.structure import Structure, rebuild
 
 #: sets of buffers that are kept: one being uploaded while the next save is staged
@@ -74,37 +75,41 @@ class _Buffers:
         self.structure = structure
         self._user: weakref.ref[_Staged] | None = None
         sources = {place: _local(leaf) for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
-        nbytes = {
-            place: source.numel() * source.element_size() for place, source in sources.items() if source is not None
-        }
-        memory = torch.empty(
-            sum(map(_padded, nbytes.values())),
-            dtype=torch.uint8,
-            pin_memory=any(source is not None and source.is_cuda for source in sources.values()),
-        )
+        found = {place: source for place, source in sources.items() if source is not None}
+        pinned = any(source.is_cuda for source in found.values())
+        # The DTensors' parts need a storage of their own: torch takes a DTensor whose part begins further on in its
+        # storage for a plain tensor when it pickles it for a checkpoint process, and crashes.
+        flat = {place: _nbytes(source) for place, source in found.items() if not isinstance(leaves[place], DTensor)}
+        memory = torch.empty(sum(map(_padded, flat.values())), dtype=torch.uint8, pin_memory=pinned)
         self._views: dict[int, torch.Tensor] = {}
         self._tensors: dict[int, Any] = {}
         offset = 0
-        for place, size in nbytes.items():
+        for place, source in found.items():
             leaf = leaves[place]
-            source = _local(leaf)
-            view = memory[offset : offset + size].view(source.dtype).view(source.shape)  # type: ignore[union-attr]
-            offset += _padded(size)
-            self._views[place] = view
-            self._tensors[place] = view
             if isinstance(leaf, DTensor):
+                view = torch.empty(source.shape, dtype=source.dtype, pin_memory=pinned)
                 self._tensors[place] = DTensor(view, leaf._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+            else:
+                view = memory[offset : offset + flat[place]].view(source.dtype).view(source.shape)
+                offset += _padded(flat[place])
+                self._tensors[place] = view
+            self._views[place] = view
+        self._plan = plan_copies(list(self._views.values()))
 
     @property
     def busy(self) -> bool:
         return self._user is not None and self._user() is not None
 
     def fill(self, state: dict[str, Any], leaves: list[Any]) -> dict[str, Any]:
+        views = list(self._views.values())
         sources = [_local(leaves[place]) for place in self._views]
-        if sources:
-            torch._foreach_copy_(list(self._views.values()), sources, non_blocking=True)  # type: ignore[arg-type]
-        if any(source is not None and source.is_cuda for source in sources):
-            torch.cuda.current_stream().synchronize()
+        devices = {source.device for source in sources if source is not None and source.device.type != "cpu"}
+        if devices:
+            torch._foreach_copy_(views, sources, non_blocking=True)  # type: ignore[arg-type]
+            for device in devices:
+                getattr(torch, device.type).current_stream(device).synchronize()
+        else:
+            copy_all(views, sources, self._plan)  # type: ignore[arg-type]
         tensors = self._tensors
         staged = (tensors[p] if p in tensors else _snapshot(leaf) for p, leaf in enumerate(leaves))
         result = _Staged(rebuild(state, staged))
@@ -116,6 +121,10 @@ def _local(leaf: torch.Tensor) -> torch.Tensor | None:
     """The plain tensor that holds this rank's bytes, None if there is no single one."""
     inner = leaf._local_tensor if type(leaf) is DTensor else leaf
     return inner if type(inner) in (torch.Tensor, torch.nn.Parameter) and inner.layout is torch.strided else None
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def _padded(nbytes: int) -> int:

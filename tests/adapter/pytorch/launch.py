@@ -1,0 +1,78 @@
+"""Starts the ranks of a job as real processes and collects what each of them says."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+DEADLINE_S = 150
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def launch(script, world_size, arguments, folder, *, env=None, python=sys.executable, wrapper=(), pythonpath=()):
+    """Run ``script`` on ``world_size`` ranks; returns each rank's report, a dict.
+
+    The report is the JSON that a rank writes to ``REPORT``; one that ends itself by SIGKILL has written it before.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    port = str(free_port())
+    processes, reports = [], []
+    for rank in range(world_size):
+        report = folder / f"report-{rank}.json"
+        report.unlink(missing_ok=True)
+        reports.append(report)
+        variables = {
+            **os.environ, "RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+            "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "MLFLASHPOINT_REPLICAS": "0",
+            "MLFLASHPOINT_DEADLINE_S": "60", "REPORT": str(report),
+            "PYTHONPATH": os.pathsep.join([*map(str, pythonpath), str(ROOT)]), **(env or {}),
+        }  # fmt: skip
+        log = (folder / f"log-{rank}.txt").open("ab")
+        command = [*wrapper, str(python), str(script), *map(str, arguments)]
+        processes.append(subprocess.Popen(command, env=variables, stdout=log, stderr=log, start_new_session=True))
+        log.close()
+    give_up = time.monotonic() + DEADLINE_S
+    try:
+        for process in processes:
+            process.wait(max(0.1, give_up - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        raise AssertionError(f"ranks hang\n{tail(folder, world_size)}") from None
+    finally:
+        for process in processes:
+            with_group_gone(process)
+    missing = [rank for rank, report in enumerate(reports) if not report.exists()]
+    assert not missing, f"ranks {missing} of {script} wrote no report\n{tail(folder, world_size)}"
+    return [json.loads(report.read_text()) for report in reports]
+
+
+def with_group_gone(process):
+    """End the process and all that it started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def tail(folder, world_size):
+    return "\n".join((Path(folder) / f"log-{rank}.txt").read_text()[-3000:] for rank in range(world_size))
+
+
+def report(content):
+    """For a rank: write its report, whole or not at all."""
+    path = Path(os.environ["REPORT"])
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content))
+    temporary.rename(path)
