@@ -11,7 +11,7 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mlflashpoint.adapter.lightning import recorder
@@ -94,6 +94,28 @@ def resume_start(call: Any, connector: Any, args: _Arguments, kwargs: Mapping[st
     return call()
 
 
+def choose_later(trainer: Any) -> None:
+    """Let ``resume_start`` choose for this Trainer where no agent does; for sessions of the library form."""
+    connector = trainer._checkpoint_connector
+    if "resume_start" not in vars(connector):
+        original = connector.resume_start
+        vars(connector)["resume_start"] = lambda *args, **kwargs: resume_start(
+            _Call(original, args, kwargs), connector, args, kwargs
+        )
+
+
+class _Call:
+    """The agent's ``Call`` for a function that no agent guards."""
+
+    def __init__(self, original: Callable[..., Any], args: _Arguments, kwargs: Mapping[str, Any]) -> None:
+        self.using = original
+        self._arguments = args, kwargs
+
+    def __call__(self) -> Any:
+        args, kwargs = self._arguments
+        return self.using(*args, **kwargs)
+
+
 def save_checkpoint(call: Any, trainer: Any, args: _Arguments, kwargs: Mapping[str, Any]) -> Any:
     """Around ``Trainer.save_checkpoint(filepath, weights_only, storage_options)``: every save that a recipe makes."""
     began = time.perf_counter()
@@ -146,6 +168,7 @@ def _begin(trainer: Any) -> FitSession | None:
         skip_durable=_on("skip_durable_steps"),
         keep_on_success=_on("keep_on_success"),
         strict=config.strict,
+        of_agent=True,
     )
     _sessions[trainer] = session
     return session

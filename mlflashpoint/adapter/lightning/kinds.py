@@ -52,7 +52,11 @@ class StateKind(Protocol):
         """
 
     def check(self, trainer: Any, state: Mapping[str, Any]) -> None:
-        """Raises StateMismatchError, naming the first tensors that differ, if ``state`` does not fit."""
+        """Compare ``state`` with the model, once there is one; changes nothing.
+
+        Raises:
+            StateMismatchError: they don't fit; names the first tensors that differ.
+        """
 
     def serving(
         self, trainer: Any, state: Mapping[str, Any], attributes: Mapping[str, Any]

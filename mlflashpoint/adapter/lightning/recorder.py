@@ -1,6 +1,7 @@
 """The callback that tells a FitSession of the batches. It is the last in the list, so ModelCheckpoint comes before it.
 
-It is no part of the recipe: it has no state, so no checkpoint mentions it, and the Trainer has it only while it fits.
+It has no state, so no checkpoint mentions it. Under the agent the Trainer has it only while it fits; in the library
+form it stays, and ends the session too.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import logging
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from mlflashpoint.adapter.lightning.durable import stopped_by_time
 from mlflashpoint.adapter.lightning.packages import pytorch_package
 
 if TYPE_CHECKING:
@@ -24,11 +26,23 @@ def _recorder_class(base: type) -> type:
             super().__init__()
             self._session = session
 
+        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            if stage == "fit":
+                self._session.reopen()
+
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             guarded(self._session, "start", self._session.started, trainer)
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:
             guarded(self._session, "save", self._session.batch_ended, trainer)
+
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            self._session.finish(success=False)
+
+        def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            # the agent ends its session later, when nothing can fail any more
+            if stage == "fit" and not self._session.of_agent:
+                self._session.finish(success=not stopped_by_time(trainer))
 
     return MLFlashpointRecorder
 

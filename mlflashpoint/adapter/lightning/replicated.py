@@ -40,6 +40,8 @@ class Replicated:
 
     def check(self, trainer: Any, state: Mapping[str, Any]) -> None:
         module = trainer.lightning_module
+        if module is None:
+            return
         hooked = any(_overrides(module, name) for name in _HOOKS)
         compare(state["checkpoint"]["state_dict"], module.state_dict(), missing=module.strict_loading and not hooked)
 

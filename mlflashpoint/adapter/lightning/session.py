@@ -54,24 +54,26 @@ class FitSession:
 
     Args:
         kind: how the strategy's state is captured and put back.
-        cadence: when to save.
+        cadence: when to save; None until somebody says.
         open_store: makes this rank's Runtime; called once, when the job's process group is up.
         base: the job's base container.
         skip_durable: leave the steps that the recipe saves durably to the recipe.
         keep_on_success: keep the versions when the fit ends well.
         strict: raise what would otherwise be logged (tests only).
+        of_agent: the agent made it, for one fit; otherwise the recipe did, for all that the Trainer makes.
     """
 
     def __init__(
         self,
         kind: StateKind,
-        cadence: Cadence,
+        cadence: Cadence | None,
         open_store: Callable[[], Runtime],
         *,
         base: CheckpointContainerId,
         skip_durable: bool = True,
         keep_on_success: bool = False,
         strict: bool = False,
+        of_agent: bool = False,
     ) -> None:
         self.kind = kind
         self.cadence = cadence
@@ -79,6 +81,7 @@ class FitSession:
         self.skip_durable = skip_durable
         self.keep_on_success = keep_on_success
         self.strict = strict
+        self.of_agent = of_agent
         self._open_store = open_store
         self._runtime: Runtime | None = None
         self._durable_step = -1
@@ -176,14 +179,15 @@ class FitSession:
         self._resumed = found
 
     def reopen(self) -> None:
-        """The same Trainer fits once more."""
+        """The Trainer of a recipe's own session fits, perhaps not for the first time."""
         self.closed = False
 
     # -- saving --------------------------------------------------------------------------------------------------
 
     def started(self, trainer: Any) -> None:
         """The first batch is next: what earlier starts saved above the step that training goes on from is given up."""
-        self.cadence.start(trainer.global_step)
+        if self.cadence is not None:
+            self.cadence.start(trainer.global_step)
         if not self.closed:
             self.runtime.resumed(trainer.global_step)
         if self._resumed is not None and self._resumed.rng is not None:
@@ -197,7 +201,7 @@ class FitSession:
     def batch_ended(self, trainer: Any) -> None:
         """Save if the cadence says so; ModelCheckpoint has had its turn at this batch."""
         step = trainer.global_step
-        if self.closed or not self.cadence.due(step) or trainer.fast_dev_run:
+        if self.closed or self.cadence is None or not self.cadence.due(step) or trainer.fast_dev_run:
             return
         if self._skipped_for not in (None, self._durable_step):
             _log.warning("step %s was left to a durable save that did not come", self._skipped_for)

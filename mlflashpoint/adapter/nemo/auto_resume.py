@@ -6,6 +6,9 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
+
+from mlflashpoint.adapter.lightning import hooks
 from mlflashpoint.adapter.lightning.durable import checkpoint_step
 from mlflashpoint.adapter.nemo.routing import Routing
 
@@ -42,9 +45,16 @@ class MLFlashpointAutoResume(_AutoResume):  # type: ignore[misc, valid-type]
     def setup(self, trainer: Any, model: Any = None) -> None:
         """Set ``trainer.ckpt_path`` to what training is to go on from. Collective: every rank calls it.
 
+        Where the ranks can't talk to each other before ``fit``, the choice is made within it.
+
         The folder of a memory version is no checkpoint of the recipe's: ModelCheckpoint is not told of it, so that no
         retention policy ever removes it, or counts it.
         """
+        if self._is_too_early():
+            hooks.choose_later(trainer)
+            if self._default is not None:
+                self._default.setup(trainer, model)
+            return
         found, durable = self._choose(model)
         if found is not None:
             trainer.ckpt_path = found.path
@@ -65,6 +75,10 @@ class MLFlashpointAutoResume(_AutoResume):  # type: ignore[misc, valid-type]
             context = Path(found.path) / "context"
             return context if context.is_dir() else None
         return None if self._default is None else self._default.get_context_path(model)
+
+    def _is_too_early(self) -> bool:
+        """Whether the ranks can't talk to each other yet: ModelParallelStrategy sets them up only within ``fit``."""
+        return self._trainer.world_size > 1 and not dist.is_initialized()
 
     def _choose(self, model: Any) -> tuple[FromMemory | None, Path | None]:
         """What to go on from: the memory version, or else the path of the durable checkpoint."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from mlflashpoint.adapter.lightning import recorder
 from mlflashpoint.adapter.lightning.cadence import Cadence
-from mlflashpoint.adapter.lightning.durable import stopped_by_time
 from mlflashpoint.adapter.lightning.hooks import session_of
 from mlflashpoint.adapter.nemo.bases import Callback
 from mlflashpoint.adapter.nemo.routing import canonical
@@ -15,7 +13,7 @@ from mlflashpoint.errors import SettingError
 
 
 class MLFlashpointCheckpointCallback(Callback):  # type: ignore[misc, valid-type]
-    """Saves to memory during ``fit``. It has no state, so no checkpoint of the recipe mentions it.
+    """Says when the wrapped Trainer saves to memory. It has no state, so no checkpoint of the recipe mentions it.
 
     Args:
         checkpoint_base_container: the job's base container, as given to the wrapper.
@@ -55,20 +53,4 @@ class MLFlashpointCheckpointCallback(Callback):  # type: ignore[misc, valid-type
                 f"the callback's container {self.checkpoint_base_container} is not the Trainer's, {session.base}",
                 remedy="give both the same base container",
             )
-        session.reopen()
         session.cadence = Cadence(self.every_n_steps, self.skip_every_n_steps)
-        # Behind ModelCheckpoint, so that a step which that one saves is known by then.
-        recorder.attach(trainer, session)
-
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self._finish(trainer, success=False)
-
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage == "fit":
-            self._finish(trainer, success=not stopped_by_time(trainer))
-
-    def _finish(self, trainer: Any, *, success: bool) -> None:
-        session = session_of(trainer)
-        recorder.detach(trainer)
-        if session is not None:
-            session.finish(success=success)

@@ -61,6 +61,8 @@ class MegatronKind:
 
     def check(self, trainer: Any, state: Mapping[str, Any]) -> None:
         model = trainer.strategy.megatron_parallel
+        if model is None:
+            return
         local_state.check(state, {"state_dict": model.sharded_state_dict()})
 
     @contextlib.contextmanager

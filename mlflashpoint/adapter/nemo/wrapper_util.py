@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 from typing import Any
 
-from mlflashpoint.adapter.lightning import hooks
-from mlflashpoint.adapter.lightning.cadence import Cadence
+from mlflashpoint.adapter.lightning import hooks, recorder
 from mlflashpoint.adapter.lightning.kinds import kind_of
 from mlflashpoint.adapter.lightning.packages import package_of
 from mlflashpoint.adapter.lightning.session import FitSession
@@ -75,13 +75,12 @@ def wrap_trainer_and_auto_resume_with_mlflashpoint(
     routing = Routing(flashpoint_base_container)
     config = StoreConfig.from_env(
         {"MLFLASHPOINT_JOB_ID": routing.base.name, **os.environ},
-        base_container=routing.base,
+        base_container=Path(routing.base),
         async_save=async_save,
     )
-    every_n_steps = [cb.every_n_steps for cb in trainer.callbacks if isinstance(cb, MLFlashpointCheckpointCallback)]
     session = FitSession(
         kind,
-        Cadence(every_n_steps[0] if every_n_steps else 1),
+        None,
         store_opener(trainer, config, "lightning"),
         base=routing.base,
         # the callback's skip_every_n_steps says which steps are left to the recipe's own checkpoints
@@ -92,6 +91,8 @@ def wrap_trainer_and_auto_resume_with_mlflashpoint(
     if always_save_context:
         session.side_files = ContextFiles(routing, trainer)
     hooks.adopt(trainer, session)
+    recorder.detach(trainer)
+    recorder.attach(trainer, session)
     if isinstance(kind, MegatronKind):
         trainer.strategy.checkpoint_io = checkpoint_io.before(trainer.strategy.checkpoint_io, routing, session, trainer)
     else:

@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import inspect
 import json
+import logging
 import os
 import signal
 import sys
@@ -145,6 +146,8 @@ class Watcher(L.Callback):
                 raise RuntimeError("the recipe failed")
 
     def on_train_batch_end(self, trainer, module, *rest) -> None:
+        if self.args.direct_at is not None and trainer.global_step == self.args.direct_at:
+            trainer.save_checkpoint(f"{self.args.library}/step-{trainer.global_step}_ckpt")
         # counted per optimizer step, however many batches one takes
         self.count = trainer.global_step
 
@@ -217,6 +220,8 @@ def parse(argv: list[str]):
     parser.add_argument("--zero", action="store_true")
     parser.add_argument("--library", help="base container: use the library form")
     parser.add_argument("--every", type=int, default=2)
+    parser.add_argument("--skip-every", type=int)
+    parser.add_argument("--direct-at", type=int, help="save to memory by the path alone at that step")
     return parser.parse_args(argv)
 
 
@@ -283,6 +288,11 @@ def make_strategy(name: str, ranks: int):
 
 
 def main(argv: list[str]) -> None:
+    if argv[0] == "--inside":
+        import inside
+
+        getattr(inside, argv[1])(Path(argv[-1]))
+        return
     args = parse(argv)
     torch.set_num_threads(1)
     L.seed_everything(3)
@@ -344,8 +354,12 @@ def use_library(args, trainer) -> None:
     from mlflashpoint.adapter.nemo.checkpoint_callback import MLFlashpointCheckpointCallback
     from mlflashpoint.adapter.nemo.wrapper_util import wrap_trainer_and_auto_resume_with_mlflashpoint
 
-    trainer.callbacks.append(MLFlashpointCheckpointCallback(args.library, args.every))
-    trainer.strategy.setup_environment()
+    logging.basicConfig(level=logging.INFO)
+    logging.getLogger("mlflashpoint").setLevel(logging.DEBUG)
+    trainer.callbacks.append(MLFlashpointCheckpointCallback(args.library, args.every, args.skip_every))
+    if args.strategy != "model_parallel":
+        # that one does it within fit alone
+        trainer.strategy.setup_environment()
     resume = wrap_trainer_and_auto_resume_with_mlflashpoint(trainer, args.library, async_save=True)
     resume.setup(trainer)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -184,6 +185,11 @@ def parse(argv: list[str]):
 
 
 def main(argv: list[str]) -> None:
+    if argv[0] == "--inside":
+        import inside
+
+        getattr(inside, argv[1])(Path(argv[-1]))
+        return
     args = parse(argv)
     torch.set_num_threads(1)
     pl.seed_everything(5)
@@ -304,6 +310,8 @@ def use_library(args, trainer, resume):
     from mlflashpoint.adapter.nemo.checkpoint_callback import MLFlashpointCheckpointCallback
     from mlflashpoint.adapter.nemo.wrapper_util import wrap_trainer_and_auto_resume_with_mlflashpoint
 
+    logging.basicConfig(level=logging.INFO)
+    logging.getLogger("mlflashpoint").setLevel(logging.DEBUG)
     os.makedirs(args.library, exist_ok=True)
     trainer.callbacks.append(
         MLFlashpointCheckpointCallback(args.library, args.every, skip_every_n_steps=args.durable_every or None)

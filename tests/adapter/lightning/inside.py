@@ -1,0 +1,145 @@
+"""Checks that need Lightning imported: each function runs in a process of its own, forked from a warm one."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import secrets
+import shutil
+from pathlib import Path
+
+import recipe
+import torch
+from recipe import L
+
+from mlflashpoint.errors import SettingError, UnsupportedStrategyError
+
+
+@contextlib.contextmanager
+def refused(kind: type[Exception], *words: str):
+    try:
+        yield
+    except kind as error:
+        assert all(word in str(error) for word in words), str(error)
+    else:
+        raise AssertionError(f"no {kind.__name__} was raised")
+
+
+@contextlib.contextmanager
+def memory():
+    base = Path("/dev/shm") / f"mlf-inside-{os.getpid()}-{secrets.token_hex(4)}"
+    base.mkdir(mode=0o700)
+    try:
+        yield base
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def trainer(folder: Path, **more):
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return L.Trainer(
+        **{
+            "accelerator": "cpu",
+            "devices": 1,
+            "max_steps": 4,
+            "default_root_dir": folder,
+            "enable_checkpointing": False,
+            **quiet,
+            **more,
+        }
+    )
+
+
+def every_leaf_comes_back_as_it_was(folder: Path) -> None:
+    import collections
+
+    from mlflashpoint.adapter.lightning import leaves
+    from mlflashpoint.core.state import flatten, unflatten
+
+    leaves.register(L.__name__)
+    leaves.register(L.__name__)
+    import importlib
+
+    attributes = importlib.import_module(f"{recipe.FABRIC}.utilities.data").AttributeDict
+    now = datetime.datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=datetime.timezone.utc)
+    state = {
+        "counter": collections.Counter({5: 1, 9: 2}),
+        "delta": datetime.timedelta(days=1, microseconds=7),
+        "moment": now,
+        "attributes": attributes(a=1, b=torch.ones(2)),
+    }
+    flat = flatten(state)
+    found = unflatten(flat.skeleton, flat.tensors)
+    assert {name: type(value) for name, value in found.items()} == {name: type(value) for name, value in state.items()}
+    assert torch.equal(found["attributes"].pop("b"), state["attributes"].pop("b"))
+    assert found == state
+
+
+def the_library_refuses_what_it_cannot_do(folder: Path) -> None:
+    from mlflashpoint.adapter.nemo.checkpoint_callback import MLFlashpointCheckpointCallback
+    from mlflashpoint.adapter.nemo.wrapper_util import wrap_trainer_and_auto_resume_with_mlflashpoint as wrap
+
+    strange = trainer(folder, strategy=recipe.make_strategy("strange", 1))
+    with refused(UnsupportedStrategyError, "StrangeStrategy", "save_checkpoint", "remedy"):
+        wrap(strange, folder / "job-1", async_save=True)
+    with refused(SettingError, "no Lightning Trainer"):
+        wrap(object(), folder / "job-1", async_save=True)
+    with refused(SettingError, "write_thread_count"):
+        wrap(trainer(folder), folder / "job-1", async_save=True, write_thread_count=0)
+    with refused(SettingError, "every_n_steps"):
+        MLFlashpointCheckpointCallback(folder, 0)
+    callback = MLFlashpointCheckpointCallback(folder / "job-1", 2)
+    with refused(SettingError, "was not wrapped", "wrap_trainer_and_auto_resume_with_mlflashpoint"):
+        trainer(folder, callbacks=[callback]).fit(recipe.Model(), recipe.Batches(0))
+    other = trainer(folder, callbacks=[callback])
+    wrap(other, folder / "job-10", async_save=True)
+    with refused(SettingError, "job-1", "job-10"):
+        other.fit(recipe.Model(), recipe.Batches(0))
+
+
+def a_disabled_callback_does_nothing(folder: Path) -> None:
+    from mlflashpoint.adapter.nemo.checkpoint_callback import MLFlashpointCheckpointCallback
+
+    one = trainer(folder, callbacks=[MLFlashpointCheckpointCallback(folder, 1, enabled=False)])
+    one.fit(recipe.Model(), recipe.Batches(0))
+    assert one.global_step == 4
+
+
+def a_path_of_another_step_or_of_none_is_refused(folder: Path) -> None:
+    from mlflashpoint.adapter.nemo.checkpoint_callback import MLFlashpointCheckpointCallback
+    from mlflashpoint.adapter.nemo.wrapper_util import wrap_trainer_and_auto_resume_with_mlflashpoint as wrap
+    from mlflashpoint.errors import CheckpointIdError, NoVersionError
+
+    with memory() as base:
+        os.environ["MLFLASHPOINT_KEEP_ON_SUCCESS"] = "1"
+        first = trainer(folder, callbacks=[MLFlashpointCheckpointCallback(base, 2)])
+        wrap(first, base, async_save=False)
+        first.fit(recipe.Model(), recipe.Batches(0))
+        for path, kind in ((base / "step-3_ckpt", NoVersionError), (base / "other", CheckpointIdError)):
+            second = trainer(folder, max_steps=6)
+            wrap(second, base, async_save=True)
+            with refused(kind):
+                second.fit(recipe.Model(), recipe.Batches(0), ckpt_path=path)
+        # every spelling of the version's path is that version
+        link = folder / "link"
+        link.symlink_to(base)
+        third = trainer(folder, max_steps=6, callbacks=[MLFlashpointCheckpointCallback(base, 2)])
+        wrap(third, base, async_save=True)
+        third.fit(recipe.Model(), recipe.Batches(0), ckpt_path=f"{link}/step-4_ckpt/")
+        assert third.global_step == 6
+
+
+def the_same_trainer_fits_twice(folder: Path) -> None:
+    from mlflashpoint.adapter.nemo.checkpoint_callback import MLFlashpointCheckpointCallback
+    from mlflashpoint.adapter.nemo.wrapper_util import wrap_trainer_and_auto_resume_with_mlflashpoint as wrap
+
+    with memory() as base:
+        one = trainer(folder, callbacks=[MLFlashpointCheckpointCallback(base, 2)])
+        wrap(one, base, async_save=True)
+        model = recipe.Model()
+        one.fit(model, recipe.Batches(0))
+        one.fit_loop.epoch_loop.max_steps = 8
+        one.fit(model, recipe.Batches(0))
+        assert one.global_step == 8
+        assert not list(base.glob("*/seat-*/*.commit"))
