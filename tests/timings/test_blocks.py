@@ -135,3 +135,30 @@ def test_the_step_is_the_one_that_rank_0_announces_where_not_every_step_is_logge
         ]
     )
     assert [step for _, step, _ in found(scan(log))] == [15, 20, 25]
+
+
+def test_a_copy_that_tells_no_steps_counts_once_while_rank_0_goes_on_announcing_saves() -> None:
+    steps = range(1, 21)
+    saving = [f"saving checkpoint at iteration {step:7d} to /ckpt in torch_dist format\n" for step in steps]
+    plain = [block(100 + step, 200 + step) for step in steps]
+    labelled = ["".join(f"7: {line}\n" for line in text.splitlines()) for text in plain]
+    lag = 8
+    log = "".join(
+        "".join(
+            saving[place : place + 1]
+            + plain[place : place + 1]
+            + labelled[max(0, place - lag) : max(0, place - lag + 1)]
+        )
+        for place in range(20 + lag)
+    )
+    assert found(scan(log)) == [("save-checkpoint", step, 200.0 + step) for step in steps]
+
+
+def test_an_announcement_that_comes_after_its_block_is_not_taken_for_the_next_save() -> None:
+    log = "".join(
+        f"[default1]:{iteration(step)}"
+        + "".join(f"[default1]:{line}\n" for line in block(10, 10 + step).splitlines())
+        + f"[default0]:saving checkpoint at iteration {step:7d} to /ckpt in torch_dist format\n"
+        for step in (2, 4, 6)
+    )
+    assert [step for _, step, _ in found(scan(log))] == [2, 4, 6]
