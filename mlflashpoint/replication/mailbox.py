@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("mlflashpoint.replication")
 
-MAX_MESSAGE_BYTES = 64 << 10
+MAX_MESSAGE_BYTES = 192 << 10
 _CLOSE: dict[str, Any] = {"kind": "close"}
 #: a native wait that runs out makes c10d write warnings to stderr, so it is long; a message ends it at close
 _WAIT = timedelta(hours=12)

@@ -5,6 +5,7 @@ Run as a script it is one rank: it obeys JSON commands on standard input and ans
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import queue
@@ -36,11 +37,27 @@ def xxh(*parts) -> str:
     return hasher.hexdigest()
 
 
+def find_mooncake() -> str:
+    """Make the engine of tools/envs/mooncake.sh importable; returns why there is none, or nothing."""
+    overlay = ROOT / ".envs" / "mooncake"
+    if str(overlay) not in sys.path:
+        sys.path.append(str(overlay))
+    try:
+        for library in ("libnl-3.so.200", "libnl-route-3.so.200", "libibverbs.so.1"):
+            if (overlay / "lib" / library).exists():
+                ctypes.CDLL(str(overlay / "lib" / library), mode=ctypes.RTLD_GLOBAL)
+        import mooncake.engine  # noqa: F401
+    except (ImportError, OSError) as error:
+        return str(error)
+    return ""
+
+
 def make_transport(kind: str, store, identity, **options):
     if kind == "gloo":
         from mlflashpoint.replication.gloo import GlooTransport
 
         return GlooTransport(store, identity, **options)
+    find_mooncake()
     from mlflashpoint.replication.mooncake import MooncakeTransport
 
     return MooncakeTransport(store, identity, **options)
