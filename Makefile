@@ -1,5 +1,6 @@
 # make demo   a real training job is killed and resumes from memory
 # make test   lint, types and every test
+# make test-core  the same without the tests that need a framework's environment
 # make bench  every benchmark, as ratios
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -7,7 +8,9 @@ PYTHON := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lint bench env envs clean
+FRAMEWORKS := --ignore=tests/adapter
+
+.PHONY: help demo test test-core lint bench env envs clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -32,6 +35,9 @@ lint: env
 
 test: envs lint
 	REQUIRE_FRAMEWORKS=1 $(PYTHON) -m pytest
+
+test-core: lint
+	$(PYTHON) -m pytest $(FRAMEWORKS)
 
 bench: envs
 	$(PYTHON) -m benchmarks
