@@ -132,8 +132,6 @@ def _function(original: Callable[..., Any], around: guard.Around, handle: Handle
         instance, rest, call = _bind(original, args, bound)
         return guard.run(handle, handle.group, around, call, instance, rest, kwargs)
 
-    # a compiled caller must call this function, and not trace into the original
-    patched._torchdynamo_disable = True  # type: ignore[attr-defined]
     return patched
 
 

@@ -173,6 +173,21 @@ sys.meta_path.insert(0, Asks())
     assert workspace.check(code.replace("insert(0,", "insert(1,") + ACTIVE) == "1 active\n"
 
 
+def test_a_finder_that_walks_the_others_as_ours_does_makes_no_endless_loop(workspace: Workspace) -> None:
+    workspace.table(SAVE)
+    code = """
+import sys
+class Walks:
+    def find_spec(self, name, path=None, target=None):
+        for finder in sys.meta_path:
+            if finder is not self and (spec := finder.find_spec(name, path, target)):
+                return spec
+sys.meta_path.insert(0, Walks())
+"""
+    assert workspace.check(code + ACTIVE) == "1 active\n"
+    assert workspace.check(code.replace("insert(0,", "insert(1,") + ACTIVE) == "1 active\n"
+
+
 def test_wrapts_own_import_hook_on_the_same_module_works_beside_ours(workspace: Workspace) -> None:
     pytest.importorskip("wrapt")
     workspace.table(SAVE)
@@ -317,9 +332,11 @@ print("mlflashpoint.agent.registry" in sys.modules, "table" in sys.modules)
 
 def test_a_fork_while_another_thread_loads_our_tables_hangs_neither_parent_nor_child(workspace: Workspace) -> None:
     # a fork takes the logging lock and then the import lock
-    workspace.frameworks = (("bridge", ("fw", "other"), "table"),)
+    workspace.frameworks = (("bridge", ("fw",), "table"), ("two", ("other",), "table_two"))
     workspace.table(SAVE)
     workspace.write("other/__init__.py")
+    # its module lock is held for ever in the child
+    workspace.write("table_two.py", "import table\nPATCHES = ()\n")
     table = workspace.folder / "table.py"
     table.write_text("import logging, time; time.sleep(1); logging.getLogger('new')\n" + table.read_text())
     code = """
