@@ -14,7 +14,7 @@ from mlflashpoint.core.manifest import node_copies
 from mlflashpoint.core.reader import ShardReader
 from mlflashpoint.core.record import ShardCopy
 from mlflashpoint.core.session import Session
-from mlflashpoint.errors import FlashpointError, PeerError, ShardCorruptError, ShardFormatError
+from mlflashpoint.errors import FlashpointError, NoVersionError, PeerError, ShardCorruptError, ShardFormatError
 
 log = logging.getLogger("mlflashpoint.core")
 
@@ -67,6 +67,21 @@ class Depot:
             FlashpointError: it can't be opened.
         """
         return self._open.pop(copy.slot, None) or self._opened(copy)
+
+    def first_of(self, copies: Sequence[ShardCopy], *, shard: int, step: int) -> ShardReader:
+        """A reader of the first of ``copies`` that can be opened; raises NoVersionError with each one's problem."""
+        problems = []
+        for copy in copies:
+            try:
+                return self.take(copy)
+            except (FlashpointError, OSError) as error:
+                problems.append(str(error))
+        raise NoVersionError(
+            f"no copy of the shard of rank {shard} can be read: {'; '.join(problems) or 'none is listed'}",
+            rank=self._session.ranks.rank,
+            step=step,
+            remedy="resume from a durable checkpoint",
+        )
 
     def quarantine(self, copy: ShardCopy) -> None:
         """Rename the commit record of a corrupt copy on this node, so that nobody tries it again."""

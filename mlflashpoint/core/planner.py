@@ -26,7 +26,7 @@ _SHOWN = 16
 
 @dataclass(frozen=True)
 class Wish:
-    """What the job asks for; rank 0's counts."""
+    """What the job asks for; rank 0's counts. A ``durable_step`` of -1 is none, as None is."""
 
     group: str = "default"
     durable_step: int | None = None

@@ -23,7 +23,7 @@ from mlflashpoint.core.plan import SkippedVersion, VersionKey
 from mlflashpoint.core.planner import CHUNK, Planner, Wish
 from mlflashpoint.core.record import ShardCopy
 from mlflashpoint.core.roster import Member, Room
-from mlflashpoint.errors import FlashpointError, PeerError
+from mlflashpoint.errors import FlashpointError, PeerError, TopologyMismatchError
 
 log = logging.getLogger("mlflashpoint.core")
 
@@ -61,6 +61,16 @@ class Recovery:
     @property
     def topology(self) -> str:
         return self.version.topology
+
+    def require_world(self, world_size: int, *, rank: int) -> None:
+        """Raises TopologyMismatchError unless as many ranks saved the version as the job has now."""
+        if self.world_size != world_size:
+            raise TopologyMismatchError(
+                f"step {self.step} was saved by {self.world_size} ranks, the job has {world_size}",
+                rank=rank,
+                step=self.step,
+                remedy="start the job with as many ranks, or let an adapter that can reshard load it",
+            )
 
 
 @dataclass(frozen=True)
@@ -127,7 +137,7 @@ def recover(room: Room, me: Member, members: Sequence[Member], depot: Depot, wis
 
 
 def _recover(room: Room, me: Member, members: Sequence[Member], depot: Depot, wish: Wish) -> Decision:
-    # Every rank has waited for its own background work: a list made before the last one has would lack its newest shard.
+    # Every rank has waited for its own background work: a list made before would lack the newest shards.
     room.arrive("flushed")
     if me.leader:
         room.all_arrived("flushed")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
+import dataclasses
 import logging
 import os
-import threading
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,10 +18,11 @@ from mlflashpoint.core.planner import Wish
 from mlflashpoint.core.ranks import Ranks, ranks_from
 from mlflashpoint.core.reader import ShardReader
 from mlflashpoint.core.recovery import Recovery
+from mlflashpoint.core.registry import Registry
 from mlflashpoint.core.results import Loaded, SaveResult
 from mlflashpoint.core.saves import Saves
 from mlflashpoint.core.session import Session
-from mlflashpoint.errors import FlashpointError, NoVersionError, TopologyMismatchError
+from mlflashpoint.errors import FlashpointError
 from mlflashpoint.settings import StoreConfig
 
 __all__ = ["Loaded", "Recovery", "Runtime", "SaveResult", "close_runtimes", "get_runtime"]
@@ -38,8 +37,7 @@ class Runtime:
 
     Args:
         config: the settings.
-        rank: global rank within the group.
-        world_size: ranks in the group.
+        rank, world_size: global rank within the group, and the group's size.
         local_rank: rank among the group's processes on this node; names the seat.
         store: the job's c10d store. None takes that of torch.distributed when first needed; one rank needs none.
         group: name of the set of ranks that save together.
@@ -75,7 +73,7 @@ class Runtime:
         self._conversation = Conversation(self._session, self._depot)
         self._saves = Saves(self._session, self._pipeline, self._counters, self._depot.close)
         self._closed = False
-        _open.add(self)
+        _runtimes.add(self)
         if self.problem is not None:
             self._counters.failure("no memory store on this rank", self.problem)
             if config.strict:
@@ -98,14 +96,8 @@ class Runtime:
             SettingError: a setting is malformed, or there is no job id.
         """
         env = os.environ if environ is None else environ
-        ranks = ranks_from(env)
         return cls(
-            StoreConfig.from_env(env, **overrides),
-            rank=ranks.rank,
-            world_size=ranks.world_size,
-            local_rank=ranks.local_rank,
-            store=store,
-            group=group,
+            StoreConfig.from_env(env, **overrides), **dataclasses.asdict(ranks_from(env)), store=store, group=group
         )
 
     @property
@@ -171,10 +163,9 @@ class Runtime:
     def channel(self, role: str) -> Channel:
         """Talk to the group's ranks, under a prefix for adapters; all roles share one connection and one prefix.
 
-        Raises:
-            PeerError: there is no store to talk through.
+        Raises PeerError if there is no store to talk through.
         """
-        del role  # tells the reader of the call what it is for
+        del role
         self._check_process()
         return self._session.channel().under("adapter")
 
@@ -207,8 +198,6 @@ class Runtime:
         self._check_process()
         self._pipeline.flush(self.config.deadline_s)
         self._depot.close()
-        if durable_step is not None and durable_step < 0:
-            durable_step = None
         decision = self._conversation.find(Wish(self.group, durable_step, topology, reshard))
         self._pipeline.rebase(decision.complete)
         log.debug("rank %d: %s", self.rank, decision.reason)
@@ -226,13 +215,7 @@ class Runtime:
             StateMismatchError: ``into`` differs; names the first differing tensors.
             NoVersionError: no copy of the shard can be read any more.
         """
-        if recovery.world_size != self.world_size:
-            raise TopologyMismatchError(
-                f"step {recovery.step} was saved by {recovery.world_size} ranks, the job has {self.world_size}",
-                rank=self.rank,
-                step=recovery.step,
-                remedy="start the job with as many ranks, or let an adapter that can reshard load it",
-            )
+        recovery.require_world(self.world_size, rank=self.rank)
         reader = self.load_shard(recovery, self.rank)
         try:
             state = reader.state(into=into)
@@ -249,18 +232,7 @@ class Runtime:
             PeerError: the plan does not list it, or can't be asked.
         """
         self._check_process()
-        problems = []
-        for copy in self._conversation.sources(recovery, rank):
-            try:
-                return self._depot.take(copy)
-            except (FlashpointError, OSError) as error:
-                problems.append(str(error))
-        raise NoVersionError(
-            f"no copy of the shard of rank {rank} can be read: {'; '.join(problems) or 'none is listed'}",
-            rank=self.rank,
-            step=recovery.step,
-            remedy="resume from a durable checkpoint",
-        )
+        return self._depot.first_of(self._conversation.sources(recovery, rank), shard=rank, step=recovery.step)
 
     def resumed(self, step: int) -> None:
         """Tell from which step training goes on, 0 or below for from nothing; every rank, before the first save.
@@ -288,7 +260,6 @@ class Runtime:
         if self._closed or self._pid != os.getpid():
             return
         self._closed = True
-        _open.discard(self)
         idle = self._pipeline.close(min(_CLOSE_S, self.config.deadline_s))
         if not idle:
             log.warning("rank %d: the last save was still under way at the end and may not count", self.rank)
@@ -312,9 +283,7 @@ class Runtime:
             )
 
 
-_open: weakref.WeakSet[Runtime] = weakref.WeakSet()
-_by_group: dict[str, Runtime] = {}
-_registry_lock = threading.Lock()
+_runtimes: Registry[Runtime] = Registry(lambda group: Runtime.from_env(group=group))
 
 
 def get_runtime(group: str = "default") -> Runtime:
@@ -324,19 +293,9 @@ def get_runtime(group: str = "default") -> Runtime:
         RankUnknownError: neither torch.distributed nor the environment tells the ranks.
         SettingError: a setting is malformed, or there is no job id.
     """
-    with _registry_lock:
-        found = _by_group.get(group)
-        if found is None or found.closed:
-            found = _by_group[group] = Runtime.from_env(group=group)
-        return found
+    return _runtimes.get(group)
 
 
 def close_runtimes() -> None:
     """Close every runtime of this process, bounded; also done at exit."""
-    with _registry_lock:
-        _by_group.clear()
-    for runtime in list(_open):
-        runtime.close()
-
-
-atexit.register(close_runtimes)
+    _runtimes.close_all()

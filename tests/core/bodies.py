@@ -13,7 +13,7 @@ from mlflashpoint.errors import FlashpointError
 from tests.core.ranks import state
 
 
-def save_steps(me, steps, resumed=None, **options):
+def save_steps(me, steps, resumed=None, *, whole=True, **options):
     """Find, load if there is something, say so, and save ``steps``, each complete before the next."""
     runtime = me.runtime()
     found = resume(me, runtime, resumed)
@@ -22,7 +22,8 @@ def save_steps(me, steps, resumed=None, **options):
         results.append(runtime.save(state(step, me.rank), step=step, **options).ok)
         runtime.flush()
         me.meet(f"saved-{step}")
-    settle(runtime, steps[-1] if results and results[-1] else -1)
+    if steps and whole:
+        settle(runtime, steps[-1])
     runtime.close()
     return {"found": found, "saved": results, "stats": runtime.stats(), "logs": me.logs}
 

@@ -104,7 +104,7 @@ def test_a_full_store_on_one_rank_stops_neither_it_nor_the_others(base, tmp_path
 def test_another_jobs_container_on_one_rank_means_no_memory_for_all_and_no_hang(base):
     other = base.with_name("other")
     Life(bodies.save_steps, 1, other, [1], job_id="someone-else").results()
-    results = Life(bodies.save_steps, 2, None, [1, 2], bases=[base, other]).results()
+    results = Life(bodies.save_steps, 2, None, [1, 2], bases=[base, other], wish={"whole": False}).results()
     assert {result["found"] for result in results.values()} == {-1}
     assert results[1]["saved"] == [False, False]
     assert any("rank 1 has no memory store" in line and "someone-else" in line for line in results[0]["logs"])
