@@ -72,8 +72,13 @@ def resume_start(call: Any, connector: Any, args: _Arguments, kwargs: Mapping[st
     """Around ``_CheckpointConnector.resume_start(checkpoint_path, ...)``: the newer of memory and durable wins."""
     trainer = connector.trainer
     session = _sessions.get(trainer)
-    if session is None or not is_fitting(trainer):
+    if session is None or session.closed or not is_fitting(trainer):
         return call()
+    if session.decided and session.found is None:
+        return call()
+    # A tuner puts back, at the start of a fit, what it has saved before Lightning had restored the loops. Until the
+    # first batch a fit that goes on from memory gets that version whenever it restores.
+    session.decided = True
     path, *rest = args or (kwargs.get("checkpoint_path"),)
     others = {name: value for name, value in kwargs.items() if name != "checkpoint_path"}
     read = None
@@ -145,6 +150,8 @@ def _begin(trainer: Any) -> FitSession | None:
     if not is_fitting(trainer) or trainer in _sessions:
         return None
     _fits += 1
+    if trainer.fast_dev_run:
+        return None
     every = interval()
     if every is None:
         _log.info("MLFLASHPOINT_SAVE_EVERY_N_STEPS is unset: nothing is saved to memory")

@@ -71,6 +71,9 @@ def kind_of(trainer: Any) -> StateKind:
         UnsupportedStrategyError: none fits; names the strategy and what is in the way.
     """
     strategy = trainer.strategy
+    launcher = type(strategy.launcher)
+    if "MultiProcessing" in launcher.__name__:
+        raise _refusal(strategy, f"its {launcher.__name__} starts the ranks anew for each fit, unknown to one another")
     ancestry = [(kind.__module__, kind.__name__) for kind in type(strategy).__mro__]
     for prefix, name, definer, where in _KINDS:
         if not any(kind == name and _belongs(module, prefix) for module, kind in ancestry):
@@ -98,7 +101,7 @@ def _refusal(strategy: object, why: str) -> UnsupportedStrategyError:
     return UnsupportedStrategyError(
         f"the state of {kind.__module__}.{kind.__qualname__} can't be kept per rank: {why}",
         remedy="use SingleDeviceStrategy, DDPStrategy, FSDPStrategy, ModelParallelStrategy or NeMo's MegatronStrategy, "
-        "or the recipe's own checkpoints alone",
+        "launched as scripts, or the recipe's own checkpoints alone",
     )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mlflashpoint.adapter.lightning import rng
 from mlflashpoint.adapter.lightning.cadence import Cadence
 from mlflashpoint.adapter.lightning.durable import durable_save_due
+from mlflashpoint.adapter.lightning.found import FromMemory
 from mlflashpoint.adapter.lightning.kinds import StateKind
 from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.errors import FlashpointError, StateMismatchError, TopologyMismatchError
@@ -21,24 +21,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class FromMemory:
-    """What a fit goes on from, when that is a version in memory.
-
-    Attributes:
-        step: optimizer steps done.
-        path: the version's virtual folder ``<base container>/step-<n>_ckpt``.
-        state: this rank's state as its kind captured it.
-        attributes: as the kind gave them.
-        rng: state of the random number generators, see ``mlflashpoint.adapter.lightning.rng``.
-    """
-
-    step: int
-    path: str
-    state: Mapping[str, Any] = field(repr=False)
-    attributes: Mapping[str, Any] = field(repr=False)
-    rng: Mapping[str, Any] | None = field(repr=False, default=None)
+_FITS = "lightning/fits"
 
 
 class SideFiles(Protocol):
@@ -87,6 +70,8 @@ class FitSession:
         self._durable_step = -1
         #: what ``find`` found, kept until training goes on
         self.found: FromMemory | None = None
+        #: whether what this fit goes on from has been chosen; what the recipe restores later is its own affair
+        self.decided = False
         #: files that are kept beside the versions, if any; has ``add(step)`` and ``remove()``
         self.side_files: SideFiles | None = None
         self._resumed: FromMemory | None = None
@@ -117,9 +102,14 @@ class FitSession:
             durable: the path of it, for the log.
         """
         runtime = self.runtime
-        recovery = runtime.find_latest(
-            durable_step=durable_step, topology=self.kind.topology(trainer), reshard=self.kind.replicated
-        )
+        try:
+            recovery = runtime.find_latest(
+                durable_step=durable_step, topology=self.kind.topology(trainer), reshard=self.kind.replicated
+            )
+        except FlashpointError:
+            # Where this rank alone has failed, the others must not go on from what it can't.
+            runtime.agree(_FITS, False)
+            raise
         if recovery is None:
             _log.info("nothing newer in memory than %s", _named(durable, durable_step))
             return None
@@ -130,7 +120,7 @@ class FitSession:
             error = problem
         except Exception as problem:
             error = StateMismatchError(f"the stored state can't be used: {problem!r}", step=recovery.step)
-        if not runtime.agree(f"lightning/fits/{recovery.step}", error is None):
+        if not runtime.agree(_FITS, error is None):
             _log.error(
                 "the memory version of step %d is not used: %s; going on from %s",
                 recovery.step,
@@ -150,12 +140,17 @@ class FitSession:
         return self.found
 
     def _load(self, trainer: Any, recovery: Recovery) -> FromMemory:
-        # A replicated state fits any number of ranks: those beyond the saved ones take a lower rank's.
-        reader = self.runtime.load_shard(recovery, self.runtime.rank % recovery.world_size)
-        try:
-            stored, attributes = reader.state(), reader.attributes
-        finally:
-            reader.close()
+        same = recovery.world_size == self.runtime.world_size
+        if same:
+            loaded = self.runtime.load(recovery)
+            stored, attributes = loaded.state, loaded.attributes
+        else:
+            # A replicated state fits any number of ranks: those beyond the saved ones take a lower rank's.
+            reader = self.runtime.load_shard(recovery, self.runtime.rank % recovery.world_size)
+            try:
+                stored, attributes = reader.state(), reader.attributes
+            finally:
+                reader.close()
         if recovery.topology != self.kind.topology(trainer):
             raise TopologyMismatchError(
                 f"it was saved with layout {recovery.topology!r}, the job has {self.kind.topology(trainer)!r}",
@@ -163,7 +158,6 @@ class FitSession:
                 remedy="start the job with the strategy that saved it",
             )
         self.kind.check(trainer, stored["state"])
-        same = recovery.world_size == self.runtime.world_size
         path = self.path_of(recovery.step)
         return FromMemory(recovery.step, path, stored["state"], attributes, stored["rng"] if same else None)
 
@@ -180,7 +174,7 @@ class FitSession:
 
     def reopen(self) -> None:
         """The Trainer of a recipe's own session fits, perhaps not for the first time."""
-        self.closed = False
+        self.closed = self.decided = False
 
     # -- saving --------------------------------------------------------------------------------------------------
 
@@ -207,7 +201,7 @@ class FitSession:
             _log.warning("step %s was left to a durable save that did not come", self._skipped_for)
             self.skip_durable = False
         self._skipped_for = None
-        if self.skip_durable and (step == self._durable_step or durable_save_due(trainer)):
+        if self.skip_durable and (step == self._durable_step or _durable_save_due(trainer)):
             self._skipped_for = step
             _log.debug("step %d is saved durably, no memory save", step)
             return
@@ -251,7 +245,10 @@ class FitSession:
         _log.error("no memory checkpoints for this fit: %s", error)
         if self.strict:
             raise error
-        self.finish(success=False)
+        self.closed = True
+        runtime, self._runtime = self._runtime, None
+        if runtime is not None:
+            runtime.close()
 
     def finish(self, *, success: bool) -> None:
         """The fit is over: if it ended well on all ranks the versions go, unless they are to be kept."""
@@ -272,6 +269,14 @@ class FitSession:
             _log.error("the memory versions could not be removed: %s: %s", type(error).__name__, error)
         finally:
             runtime.close()
+
+
+def _durable_save_due(trainer: Any) -> bool:
+    try:
+        return durable_save_due(trainer)
+    except Exception as error:  # a release, or a callback, that keeps its plans another way
+        _log.debug("whether this step is saved durably can't be foreseen: %s", error)
+        return False
 
 
 def _named(durable: object, step: int | None) -> str:

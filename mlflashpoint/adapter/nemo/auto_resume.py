@@ -13,7 +13,8 @@ from mlflashpoint.adapter.lightning.durable import checkpoint_step
 from mlflashpoint.adapter.nemo.routing import Routing
 
 if TYPE_CHECKING:
-    from mlflashpoint.adapter.lightning.session import FitSession, FromMemory
+    from mlflashpoint.adapter.lightning.found import FromMemory
+    from mlflashpoint.adapter.lightning.session import FitSession
 
 _log = logging.getLogger(__name__)
 

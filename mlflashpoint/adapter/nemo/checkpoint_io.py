@@ -12,7 +12,8 @@ from mlflashpoint.adapter.nemo.routing import Routing
 from mlflashpoint.errors import CheckpointIdError, NoVersionError
 
 if TYPE_CHECKING:
-    from mlflashpoint.adapter.lightning.session import FitSession, FromMemory
+    from mlflashpoint.adapter.lightning.found import FromMemory
+    from mlflashpoint.adapter.lightning.session import FitSession
 
 
 class MLFlashpointCheckpointIO(CheckpointIO):  # type: ignore[misc, valid-type]

@@ -6,7 +6,6 @@ They don't change during a fit, so they are written once per node, and each vers
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import logging
 import os
 import shutil
@@ -63,9 +62,12 @@ class ContextFiles:
         from nemo.lightning.io.pl import TrainerContext
 
         with _private_files():
-            # NeMo writes the YAML beside the JSON for people to read; it takes NeMo-Run to do so.
-            readable = ["model"] if importlib.util.find_spec("nemo_run") is not None else []
-            TrainerContext.from_trainer(self._trainer).io_dump(folder, yaml_attrs=readable)
+            try:
+                TrainerContext.from_trainer(self._trainer).io_dump(folder, yaml_attrs=["model"])
+            except ModuleNotFoundError as error:
+                # NeMo-Run writes YAML for people to read, when what NeMo itself reads is there already
+                if error.name != "nemo_run" or not (folder / "io.json").exists():
+                    raise
 
 
 @contextlib.contextmanager

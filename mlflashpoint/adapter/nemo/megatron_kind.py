@@ -60,7 +60,8 @@ class MegatronKind:
         return local_state.split(keeper.checkpoint), {CONTENT_METADATA: keeper.content_metadata}
 
     def check(self, trainer: Any, state: Mapping[str, Any]) -> None:
-        model = trainer.strategy.megatron_parallel
+        # the strategy has none before it is set up
+        model = getattr(trainer.strategy, "megatron_parallel", None)
         if model is None:
             return
         local_state.check(state, {"state_dict": model.sharded_state_dict()})

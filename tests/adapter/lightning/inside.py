@@ -83,6 +83,8 @@ def the_library_refuses_what_it_cannot_do(folder: Path) -> None:
     strange = trainer(folder, strategy=recipe.make_strategy("strange", 1))
     with refused(UnsupportedStrategyError, "StrangeStrategy", "save_checkpoint", "remedy"):
         wrap(strange, folder / "job-1", async_save=True)
+    with refused(UnsupportedStrategyError, "DDPStrategy", "MultiProcessing"):
+        wrap(trainer(folder, strategy="ddp_spawn", devices=2), folder / "job-1", async_save=True)
     with refused(SettingError, "no Lightning Trainer"):
         wrap(object(), folder / "job-1", async_save=True)
     with refused(SettingError, "write_thread_count"):

@@ -20,6 +20,7 @@ PACKAGE = os.environ.get("RECIPE_PACKAGE", "lightning.pytorch")
 L = importlib.import_module(PACKAGE)
 FABRIC = "lightning.fabric" if PACKAGE == "lightning.pytorch" else "lightning_fabric"
 ModelCheckpoint = importlib.import_module(f"{PACKAGE}.callbacks").ModelCheckpoint
+LearningRateFinder = importlib.import_module(f"{PACKAGE}.callbacks").LearningRateFinder
 CSVLogger = importlib.import_module(f"{PACKAGE}.loggers").CSVLogger
 TorchCheckpointIO = importlib.import_module(f"{FABRIC}.plugins.io.torch_io").TorchCheckpointIO
 AsyncCheckpointIO = importlib.import_module(f"{PACKAGE}.plugins.io").AsyncCheckpointIO
@@ -217,6 +218,8 @@ def parse(argv: list[str]):
     parser.add_argument("--io", choices=("default", "custom", "async", "own"), default="default")
     parser.add_argument("--max-time")
     parser.add_argument("--fits", type=int, default=1)
+    parser.add_argument("--fast-dev-run", action="store_true")
+    parser.add_argument("--lr-find", action="store_true")
     parser.add_argument("--zero", action="store_true")
     parser.add_argument("--library", help="base container: use the library form")
     parser.add_argument("--every", type=int, default=2)
@@ -239,12 +242,17 @@ def trainer_for(args, watcher, io, folder: Path):
                 save_weights_only=args.weights_only,
             )
         )
+    if args.lr_find:
+        # its own restore does not trust what this recipe's callback puts into a file
+        os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
+        callbacks.append(LearningRateFinder(num_training_steps=5, update_attr=False))
     ranks = int(os.environ.get("RECIPE_DEVICES", os.environ.get("WORLD_SIZE", 1)))
     return L.Trainer(
         accelerator="cpu",
         strategy=make_strategy(args.strategy, ranks),
         devices=ranks,
         max_steps=args.steps,
+        fast_dev_run=args.fast_dev_run,
         max_epochs=args.epochs,
         max_time=args.max_time,
         accumulate_grad_batches=args.accumulate,
@@ -320,7 +328,7 @@ def main(argv: list[str]) -> None:
 
 
 def describe(trainer, model, watcher, inner) -> dict:
-    metrics = Path(trainer.logger.log_dir, "metrics.csv") if trainer.is_global_zero else None
+    metrics = Path(trainer.logger.log_dir, "metrics.csv") if trainer.is_global_zero and trainer.logger.log_dir else None
     logged = []
     if metrics and metrics.exists():
         names, *rows = [line.split(",") for line in metrics.read_text().splitlines()]

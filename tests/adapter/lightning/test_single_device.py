@@ -234,6 +234,22 @@ def test_two_trainers_of_one_process_never_take_each_others_versions(job, straig
     assert [exact(fit) for fit in again.results[0]["fits"]] == [exact(fit) for fit in straight(*argv)[0]["fits"]]
 
 
+def test_a_tuner_at_the_start_of_a_fit_does_not_undo_the_resume(job):
+    argv = ("--steps", "12", "--lr-find")
+    assert job.run(*argv, "--kill-at", "8").statuses == [-9]
+    again = job.run(*argv)
+    assert again.statuses == [0], again.log
+    assert again.results[0]["started_at"] == 6 and again.log.count("going on from memory") == 1
+    assert steps(again.log) == [9, 12]
+
+
+def test_a_trial_run_neither_uses_nor_removes_what_is_in_memory(job):
+    assert job.run("--steps", "12", "--kill-at", "8").statuses == [-9]
+    trial = job.run("--steps", "12", "--fast-dev-run")
+    assert trial.statuses == [0] and trial.results[0]["started_at"] == 0, trial.log
+    assert job.run("--steps", "12").results[0]["started_at"] == 6
+
+
 def test_a_strategy_that_saves_its_own_way_is_refused_by_name_and_trains_on(job, straight):
     outcome = job.run("--steps", "12", "--strategy", "strange")
     assert exact(outcome.results[0]) == exact(straight("--steps", "12")[0])

@@ -6,6 +6,7 @@ The ranks are forked, so every one is a process of its own that can be killed, a
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -100,6 +101,7 @@ def _run(module, job: dict) -> list[int]:
     for rank in range(job["ranks"]):
         pid = os.fork()
         if pid == 0:
+            os.setpgid(0, 0)
             _child(module, job, rank, port)
         children[pid] = rank
     statuses = [0] * job["ranks"]
@@ -109,6 +111,7 @@ def _run(module, job: dict) -> list[int]:
         if pid:
             code = os.waitstatus_to_exitcode(status)
             statuses[children.pop(pid)] = code
+            _end_group(pid)
             if code:
                 # like a launcher, which ends the other ranks when one has died
                 give_up = min(give_up, time.monotonic() + float(job["environ"].get("GRACE_S", "1")))
@@ -119,6 +122,12 @@ def _run(module, job: dict) -> list[int]:
         else:
             time.sleep(0.02)
     return statuses
+
+
+def _end_group(leader: int) -> None:
+    """End what a rank has started and left behind when it was killed."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def _child(module, job: dict, rank: int, port: str) -> None:

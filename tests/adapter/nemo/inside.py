@@ -25,6 +25,7 @@ def routes_by_path(folder: Path) -> None:
                 trainer.strategy.checkpoint_io.session.runtime.flush()
                 check(trainer)
 
+    @torch.no_grad()
     def check(trainer) -> None:
         io = trainer.strategy.checkpoint_io
         expected = trainer.strategy.sharded_state_dict_metadata
