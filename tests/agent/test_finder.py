@@ -177,15 +177,18 @@ def test_a_finder_that_walks_the_others_as_ours_does_makes_no_endless_loop(works
     workspace.table(SAVE)
     code = """
 import sys
+asked = []
 class Walks:
     def find_spec(self, name, path=None, target=None):
+        asked.append(name)
         for finder in sys.meta_path:
             if finder is not self and (spec := finder.find_spec(name, path, target)):
                 return spec
 sys.meta_path.insert(0, Walks())
 """
-    assert workspace.check(code + ACTIVE) == "1 active\n"
-    assert workspace.check(code.replace("insert(0,", "insert(1,") + ACTIVE) == "1 active\n"
+    after = ACTIVE + "; print(asked.count('fw.core'))"
+    assert workspace.check(code + after) == "1 active\n2\n"
+    assert workspace.check(code.replace("insert(0,", "insert(1,") + after) == "1 active\n1\n"
 
 
 def test_wrapts_own_import_hook_on_the_same_module_works_beside_ours(workspace: Workspace) -> None:
