@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from mlflashpoint.errors import DeadlineExceededError, FlashpointError, ReplicationError
 from mlflashpoint.replication.deadline import Deadline
 from mlflashpoint.replication.memory import flat
-from mlflashpoint.replication.transport import Transport, check_sizes
+from mlflashpoint.replication.transport import Transport, check_room
 
 _log = logging.getLogger("mlflashpoint.replication")
 
@@ -215,7 +215,7 @@ class _Pull:
             if self._sizes is None:
                 try:
                     buffers = [flat(buffer) for buffer in self._allocate(header, sizes)]
-                    check_sizes(buffers, sizes)
+                    check_room(buffers, sizes)
                 except Exception as error:
                     self._fatal = error
                     return False

@@ -25,7 +25,7 @@ from mlflashpoint.replication.gloo_rendezvous import Rendezvous
 from mlflashpoint.replication.gloo_server import GlooIncoming, serve
 from mlflashpoint.replication.memory import flat
 from mlflashpoint.replication.offers import Offers
-from mlflashpoint.replication.transport import Identity, check_header, sizes_from, total_bytes
+from mlflashpoint.replication.transport import Identity, check_header, check_room, sizes_from, total_bytes
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -101,6 +101,7 @@ class GlooTransport:
         self, peer: int, key: str, buffers: Sequence[memoryview], *, offset: int, length: int, timeout_s: float
     ) -> None:
         views = [flat(buffer) for buffer in buffers]
+        check_room(views, list(map(len, views)))
         deadline = Deadline(timeout_s)
         request = {"op": "fetch", "key": key, "offset": offset, "length": length, "sizes": list(map(len, views))}
         with self._asked(peer, request, b"", deadline) as (link, _, _):

@@ -11,7 +11,7 @@ from mlflashpoint.replication.deadline import Deadline
 from mlflashpoint.replication.gloo_link import Link
 from mlflashpoint.replication.memory import flat
 from mlflashpoint.replication.offers import Offers
-from mlflashpoint.replication.transport import check_sizes, sizes_from, total_bytes
+from mlflashpoint.replication.transport import check_room, check_sizes, sizes_from, total_bytes
 
 _MAX_ERROR_CHARS = 1000
 
@@ -29,7 +29,7 @@ class GlooIncoming:
 
     def accept(self, buffers: Sequence[memoryview], *, timeout_s: float) -> None:
         views = [flat(buffer) for buffer in buffers]
-        check_sizes(views, self.sizes)
+        check_room(views, self.sizes)
         deadline = self._within(timeout_s)
         try:
             self._link.tell({"ok": True}, deadline=deadline)

@@ -28,7 +28,7 @@ from mlflashpoint.replication.mooncake_engine import Engine
 from mlflashpoint.replication.mooncake_lending import Lending
 from mlflashpoint.replication.mooncake_messages import Replies, addresses_of, header_of, hear, part
 from mlflashpoint.replication.offers import Offers
-from mlflashpoint.replication.transport import Identity, check_header, check_sizes, sizes_from
+from mlflashpoint.replication.transport import Identity, check_header, check_room, check_sizes, sizes_from
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -54,7 +54,7 @@ class MooncakeIncoming:
 
     def accept(self, buffers: Sequence[memoryview], *, timeout_s: float) -> None:
         views = [flat(buffer) for buffer in buffers]
-        check_sizes(views, self.sizes)
+        check_room(views, self.sizes)
         deadline = Deadline(min(timeout_s, max(0.001, self._deadline.remaining_s)))
         with (
             self._owner.lending.lend(self.source, self._session, self.call, views) as addresses,
@@ -116,6 +116,7 @@ class MooncakeTransport:
         self, peer: int, key: str, buffers: Sequence[memoryview], *, offset: int, length: int, timeout_s: float
     ) -> None:
         views = [flat(buffer) for buffer in buffers]
+        check_room(views, list(map(len, views)))
         deadline, call = Deadline(timeout_s), uuid.uuid4().hex
         with self.lending.lend(peer, "", call, views) as addresses, self.replies(call) as replies:
             where = {"offset": offset, "length": length, "sizes": list(map(len, views)), "addresses": addresses}

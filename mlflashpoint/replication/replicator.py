@@ -18,7 +18,7 @@ from mlflashpoint.errors import FlashpointError, ReplicationError
 from mlflashpoint.replication.deadline import Deadline
 from mlflashpoint.replication.delivery import Delivery, OutgoingShard, ReplicationLag
 from mlflashpoint.replication.gather import Gathered, Source, gather
-from mlflashpoint.replication.transport import Incoming, Transport, check_sizes
+from mlflashpoint.replication.transport import Incoming, Transport, check_room
 
 _log = logging.getLogger("mlflashpoint.replication")
 
@@ -225,9 +225,6 @@ class Replicator:
                 if incoming is not None:
                     error = self._take(incoming)
                     self._tell(f"replicas of rank {incoming.source}", error)
-                    with self._lock:
-                        self._received += error is None
-                        self._refused += error is not None
             except Exception:
                 _log.exception("taking in a replica failed")
 
@@ -236,26 +233,37 @@ class Replicator:
         try:
             buffers = self._sink.allocate(source, header, incoming.sizes)
             allocated = True
-            check_sizes(buffers, incoming.sizes)
+            check_room(buffers, incoming.sizes)
             incoming.accept(buffers, timeout_s=self._timeout_s)
             self._sink.commit(source, header, buffers)
         except Exception as caught:
             error = caught if isinstance(caught, FlashpointError) else ReplicationError(f"{caught!r}", rank=source)
             if error is not caught:
                 _log.exception("the sink of replicas failed")
+            with self._lock:
+                self._refused += 1
+            if allocated:
+                self._abandon(source, header, error)
             try:
-                if allocated:
-                    self._sink.abandon(source, header, error)
                 incoming.refuse(error, timeout_s=self._timeout_s)
             except FlashpointError as second:
                 _log.debug("rank %d was not told why its shard was refused: %s", source, second)
             return error
+        with self._lock:
+            self._received += 1
         try:
             incoming.acknowledge(timeout_s=self._timeout_s)
         except FlashpointError as error:
             # the replica stands; only its owner does not know
             return error
         return None
+
+    def _abandon(self, source: int, header: bytes, error: FlashpointError) -> None:
+        try:
+            self._sink.abandon(source, header, error)
+        except Exception:
+            # the sender must still hear of the first failure
+            _log.exception("the sink of replicas failed to give up a shard")
 
     def _tell(self, what: str, error: FlashpointError | None) -> None:
         """Log the first failure of a kind and its end, not every one of a series."""

@@ -164,6 +164,14 @@ def sizes_from(record: Mapping[str, Any], peer: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
+def check_room(buffers: Sequence[memoryview], sizes: Sequence[int]) -> None:
+    """Raises ReplicationError unless the buffers have exactly these lengths and can be written to."""
+    check_sizes(buffers, sizes)
+    if any(buffer.readonly for buffer in buffers):
+        # the engines write to bare addresses: into a read-only mapping that would kill the process
+        raise ReplicationError("buffers that are read-only can't take a shard")
+
+
 def check_sizes(buffers: Sequence[memoryview], sizes: Sequence[int]) -> None:
     """Raises ReplicationError unless the buffers have exactly these lengths."""
     given = [len(buffer) for buffer in buffers]

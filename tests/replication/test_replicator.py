@@ -117,6 +117,13 @@ def test_a_sink_that_raises_something_unexpected_refuses_that_shard_only():
         assert ranks.all[0].submit(shard(b"x" * 100)).wait(20) and 0 in ranks.sinks[1].replicas
 
 
+def test_a_sink_that_fails_to_give_up_a_shard_still_lets_the_owner_know():
+    with Ranks(2) as ranks:
+        ranks.sinks[1].abandon = lambda *_: 1 / 0
+        failed = ranks.all[0].submit(shard(b"x" * 100, digest="0" * 16))
+        assert failed.wait(20) and "digest differs" in str(failed.errors[1])
+
+
 def test_replicas_are_rebuilt_on_chosen_ranks_after_a_recovery():
     with Ranks(3) as ranks:
         delivery = ranks.all[0].submit(shard(b"recovered", step=7), holders=[2])

@@ -183,6 +183,34 @@ def test_buffers_of_other_sizes_than_announced_are_refused(fabric):
     assert "too small" in fabric.peer.answer()["text"]
 
 
+def test_memory_that_is_read_only_is_refused_and_does_not_kill_the_process(fabric):
+    readonly = memoryview(bytes(9))
+    fabric.peer.start("send", peer=0, seed=1, sizes=[9])
+    incoming = fabric.me.receive(timeout_s=20)
+    with pytest.raises(ReplicationError, match="read-only"):
+        incoming.accept([readonly], timeout_s=20)
+    incoming.refuse(ValueError("read-only"), timeout_s=20)
+    assert "read-only" in fabric.peer.answer()["text"]
+    fabric.peer.ask("offer", key="nine", seed=1, sizes=[9])
+    with pytest.raises(ReplicationError, match="read-only"):
+        fabric.me.fetch(1, "nine", [readonly], offset=0, length=9, timeout_s=20)
+
+
+def test_a_process_that_ends_without_close_ends_cleanly(fabric):
+    fabric.peer.start("take")
+    fabric.send([b"x" * 100])
+    fabric.peer.answer()
+    fabric.peer.start("send", peer=0, seed=1, sizes=[9])
+    incoming = fabric.me.receive(timeout_s=20)
+    incoming.accept([memoryview(bytearray(9))], timeout_s=20)
+    incoming.acknowledge(timeout_s=20)
+    assert fabric.peer.answer() == {}
+    fabric.peer.start("leave")
+    assert fabric.peer.process.wait(60) == 0
+    fabric.peer.stop()
+    fabric.restart()
+
+
 def test_a_peer_that_takes_nothing_is_an_error_at_the_deadline_and_the_next_send_works(fabric):
     with pytest.raises(DeadlineExceededError, match="rank 1") as caught:
         fabric.send([b"x" * MIB], timeout_s=1.0)
