@@ -56,6 +56,7 @@ class DefaultMLFlashpointCheckpointLoader:
         self._getters = (global_rank_getter, world_size_getter, local_rank_getter)
         self._found: tuple[CheckpointContainerId, Runtime, Recovery] | None = None
         self._asked = 0
+        self._listeners: list[Callable[[CheckpointContainerId], None]] = []
 
     def get_latest_complete_checkpoint(
         self, checkpoint_base_container: str, *, durable_step: int | None = None
@@ -70,7 +71,19 @@ class DefaultMLFlashpointCheckpointLoader:
             DeadlineExceededError, PeerError: the ranks could not agree; raised on all of them.
             RankUnknownError, SettingError, CheckpointIdError: the container can't be opened by that name.
         """
-        base = CheckpointContainerId(checkpoint_base_container)
+        found = self._find(CheckpointContainerId(checkpoint_base_container), durable_step)
+        if found is not None:
+            for listener in self._listeners:
+                listener(found)
+        return found
+
+    def when_found(self, listener: Callable[[CheckpointContainerId], None]) -> None:
+        """Call ``listener`` on this rank with each version that is found, and with the one that was found already."""
+        self._listeners.append(listener)
+        if self._found is not None:
+            listener(self._found[0])
+
+    def _find(self, base: CheckpointContainerId, durable_step: int | None) -> CheckpointContainerId | None:
         self._found = None
         if self.stores.gave_up():
             step = self._on_this_node(base)

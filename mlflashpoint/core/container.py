@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.core.record import FORMAT_VERSION
 from mlflashpoint.errors import ContainerError, ForeignContainerError, StoreFullError
 from mlflashpoint.settings import StoreConfig, check_name
@@ -172,7 +173,9 @@ def _check_owner(path: Path) -> None:
 
 def _check_empty(path: Path) -> None:
     with _explained(path):
-        strange = sorted(name for name in os.listdir(path) if not name.startswith(IDENTITY_FILE))
+        strange = sorted(
+            name for name in os.listdir(path) if not name.startswith(IDENTITY_FILE) and not _is_version(name)
+        )
     # Another rank of this job may have made the identity, and its seat, since we looked.
     if strange and not (path / IDENTITY_FILE).exists():
         raise ContainerError(
@@ -181,6 +184,11 @@ def _check_empty(path: Path) -> None:
             value=str(path),
             remedy="give a new or empty folder",
         )
+
+
+def _is_version(name: str) -> bool:
+    # A framework may make the folder of a version before the first rank opens the store.
+    return CheckpointContainerId.parse_version_container_step(name) is not None
 
 
 def _write_identity(container: Container) -> Container:

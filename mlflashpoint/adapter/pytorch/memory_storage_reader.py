@@ -75,7 +75,7 @@ class MemoryStorageReader(StorageReader):
     def version_metadata(self) -> VersionMetadata:
         """What the version holds, and which rank's shard has each part."""
         shards = self.shards()
-        rank = self._own_rank(shards)
+        rank = self.nearest_rank()
         scope = shards.attribute(rank).get("scope")
         if scope == "rank" and self._world_size() not in (shards.world_size, None):
             raise TopologyMismatchError(
@@ -171,9 +171,15 @@ class MemoryStorageReader(StorageReader):
                 planner.commit_tensor(item, target)
         copy_all(targets, sources)
 
-    def _own_rank(self, shards: Shards) -> int:
-        """The rank whose shard tells of the version: this one's own if it has one."""
-        runtime = self._runtime
+    def __enter__(self) -> MemoryStorageReader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def nearest_rank(self) -> int:
+        """The rank of the version whose shard tells of the whole: this one's own if it has one."""
+        shards, runtime = self.shards(), self._runtime
         if runtime is not None:
             return runtime.rank % shards.world_size
         if torch.distributed.is_initialized():

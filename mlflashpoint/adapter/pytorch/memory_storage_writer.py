@@ -17,7 +17,7 @@ from torch.futures import Future
 from mlflashpoint.adapter.pytorch.finish import Bulletin, Save
 from mlflashpoint.adapter.pytorch.metadata_codec import ChunkKey, chunk_key, encode_metadata
 from mlflashpoint.adapter.pytorch.planner import StructureSavePlanner
-from mlflashpoint.adapter.pytorch.shards import ATTRIBUTE, item_name, pieces_of, split_version
+from mlflashpoint.adapter.pytorch.shards import ATTRIBUTE, item_name, pieces_of, side_file_key, split_version
 from mlflashpoint.adapter.pytorch.stager import ReusedStager
 from mlflashpoint.core.checkpoint_saver import DefaultMLFlashpointCheckpointSaver
 from mlflashpoint.core.ids import CheckpointContainerId
@@ -114,12 +114,12 @@ class MemoryStorageWriter(StorageWriter):
 
     def stage_items(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
         """Copy this rank's items into the store; what to tell the coordinator. Raises FlashpointError."""
-        save, runtime = self._begun(), self._runtime()
+        save, runtime = self._begun(), self._usable()
         try:
             names, table = self._describe(plan, runtime.rank)
             state = dict(zip(names, self._resolve(plan, planner), strict=True))
             for name, content in self.side_files.items():
-                state[f"/{name}"] = _bytes_tensor(content)
+                state[side_file_key(name)] = _bytes_tensor(content)
             result = self._store(runtime, save, state, table)
         except BaseException as error:
             self._tell(runtime, save, error)
@@ -136,7 +136,7 @@ class MemoryStorageWriter(StorageWriter):
             StateTypeError: the planner's own data is not plain.
             PeerError: the ranks that wrote are not those of the store.
         """
-        save, runtime = self._begun(), self._runtime()
+        save, runtime = self._begun(), self._usable()
         tables = [result.storage_data for part in results for result in part if isinstance(result.storage_data, _Table)]
         if len(tables) not in (1, runtime.world_size):
             raise PeerError(
@@ -186,9 +186,14 @@ class MemoryStorageWriter(StorageWriter):
         self.__init__(checkpoint_saver=state["saver"], side_files=state["side_files"])  # type: ignore[misc]
         self.topology = state["topology"]
 
-    def _runtime(self) -> Runtime:
-        assert self.checkpoint_id is not None
-        runtime = self._saver.runtime(split_version(self.checkpoint_id)[0])
+    def runtime(self) -> Runtime:
+        """The store that the checkpoint's id lies in; raises as the saver does, and CheckpointIdError."""
+        if self.checkpoint_id is None:
+            raise CheckpointIdError("no checkpoint id", remedy="pass checkpoint_id to dcp.save")
+        return self._saver.runtime(split_version(self.checkpoint_id)[0])
+
+    def _usable(self) -> Runtime:
+        runtime = self.runtime()
         if runtime.problem is not None:
             raise runtime.problem
         return runtime

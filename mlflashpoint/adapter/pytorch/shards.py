@@ -90,17 +90,20 @@ class Shards:
         Raises:
             ShardFormatError: the shard does not hold it.
         """
-        reader = self.reader(rank)
-        names = self._items.get(rank)
-        if names is None:
-            # A shard's state is one flat dictionary, so that its keys and its tensor nodes go in step.
-            skeleton = reader.index.skeleton
-            entries = reader.index.tensors
-            names = {str(k): entries[ref].name for k, ref in zip(skeleton.keys, skeleton.refs, strict=True)}
-            self._items[rank] = names
+        reader, names = self.reader(rank), self._names_of(rank)
         if item not in names:
             raise ShardFormatError(f"the shard of rank {rank} does not hold {item!r}", step=self.step, path=reader.path)
         return reader.view(names[item])
+
+    def _names_of(self, rank: int) -> dict[str, str]:
+        """The shard's items, and under which name the store has each."""
+        names = self._items.get(rank)
+        if names is None:
+            # A shard's state is one flat dictionary, so that its keys and its tensor nodes go in step.
+            index = self.reader(rank).index
+            pairs = zip(index.skeleton.keys, index.skeleton.refs, strict=True)
+            names = self._items[rank] = {str(key): index.tensors[ref].name for key, ref in pairs}
+        return names
 
     def attribute(self, rank: int) -> dict[str, Any]:
         """What this adapter attached to rank's shard; raises ShardFormatError if another one saved it."""
@@ -113,6 +116,12 @@ class Shards:
                 remedy="load it with the adapter that saved it",
             )
         return found
+
+    def side_file(self, rank: int, name: str) -> bytes | None:
+        """A small file that rank's shard carries, None if it does not; raises FlashpointError."""
+        self._names_of(rank)
+        key = side_file_key(name)
+        return self.view(rank, key).numpy().tobytes() if key in self._items[rank] else None
 
     def metadata(self, rank: int) -> VersionMetadata:
         """DCP's description of the version, from the shard of ``rank``; raises ShardFormatError."""
@@ -162,6 +171,11 @@ def split_version(version: str) -> tuple[CheckpointContainerId, int]:
 def item_name(fqn: str, offsets: tuple[int, ...] | None) -> str:
     """Key of an item in a shard's state; no two items of a checkpoint have the same."""
     return f"{fqn}!" if offsets is None else f"{fqn}@{','.join(map(str, offsets))}"
+
+
+def side_file_key(name: str) -> str:
+    """Key of a small file in a shard's state; no item has it."""
+    return f"/{name}/"
 
 
 def pieces_of(text: str) -> list[str]:

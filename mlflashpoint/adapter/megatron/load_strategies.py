@@ -1,0 +1,142 @@
+"""Megatron-Core's load strategy on the memory store."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.strategies import torch as mcore_torch
+from torch.distributed.checkpoint.api import CheckpointException
+
+from mlflashpoint.adapter.megatron import folder
+from mlflashpoint.adapter.megatron.topology import current_topology
+from mlflashpoint.adapter.pytorch.memory_storage_reader import MemoryStorageReader
+from mlflashpoint.core.checkpoint_loader import DefaultMLFlashpointCheckpointLoader
+from mlflashpoint.core.ids import CheckpointContainerId
+from mlflashpoint.errors import FlashpointError, PeerError, TopologyMismatchError
+
+__all__ = ["MLFlashpointMegatronLoadStrategy"]
+
+_swapping = threading.Lock()
+
+
+class MLFlashpointMegatronLoadStrategy(mcore_torch.TorchDistLoadShardedStrategy):  # type: ignore[misc]
+    """Loads the sharded part of a Megatron checkpoint from memory; for ``dist_checkpointing.load``.
+
+    Args:
+        replication_manager: accepted for the guide's sake.
+        checkpoint_loader: what finds versions; from now on it also puts the files on each node that Megatron-Core looks
+            for before it asks a strategy.
+
+    Any tensor and pipeline parallel size and any number of ranks can load a version, as far as Megatron-Core's own
+    format allows it.
+
+    Raises (from ``load``, on all ranks): TopologyMismatchError if the version was saved with another layout and can't
+    be put together for this one; else what Megatron-Core raises, NoVersionError, ShardCorruptError, PeerError.
+    """
+
+    def __init__(
+        self, replication_manager: Any = None, checkpoint_loader: DefaultMLFlashpointCheckpointLoader | None = None
+    ) -> None:
+        super().__init__()
+        self.checkpoint_loader = (
+            checkpoint_loader if checkpoint_loader is not None else DefaultMLFlashpointCheckpointLoader()
+        )
+        self.checkpoint_loader.when_found(self._restore_files)
+
+    def load(self, sharded_state_dict: Any, checkpoint_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        reader = self._reader(checkpoint_dir)
+        problem: BaseException | None = None
+        result = None
+        with _read_by(reader):
+            try:
+                result = super().load(sharded_state_dict, Path(checkpoint_dir), *args, **kwargs)
+            except (Exception, CheckpointException) as error:
+                problem = self._explained(error, reader)
+            finally:
+                reader.close()
+        found = self.checkpoint_loader.found(str(checkpoint_dir))
+        # Later releases of Megatron-Core load on each rank without hearing of the others.
+        if found is not None and not found[0].agree("megatron/loaded", problem is None) and problem is None:
+            problem = PeerError("another rank could not load the version", rank=found[0].rank, path=checkpoint_dir)
+        if problem is not None:
+            raise problem
+        return result
+
+    def load_tensors_metadata(self, checkpoint_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._reader(checkpoint_dir) as reader, _read_by(reader):
+            return super().load_tensors_metadata(Path(checkpoint_dir), *args, **kwargs)
+
+    def load_sharded_metadata(self, checkpoint_dir: Any) -> Any:
+        with self._reader(checkpoint_dir) as reader, _read_by(reader):
+            return super().load_sharded_metadata(Path(checkpoint_dir))
+
+    def remove_sharded_tensors(self, checkpoint_dir: Any, key_prefix: str) -> None:
+        raise FlashpointError(
+            "parts of a version in memory can't be removed", path=checkpoint_dir, remedy="save another version"
+        )
+
+    def _reader(self, checkpoint_dir: Any) -> MemoryStorageReader:
+        return MemoryStorageReader(path=str(checkpoint_dir), checkpoint_loader=self.checkpoint_loader)
+
+    def _restore_files(self, version: CheckpointContainerId) -> None:
+        with self._reader(version) as reader:
+            shards = reader.shards()
+            folder.restore_files(version, shards, reader.nearest_rank())
+
+    def _explained(self, error: BaseException, reader: MemoryStorageReader) -> BaseException:
+        """``error``, or that the layouts differ if that is what lies behind it."""
+        with contextlib.suppress(FlashpointError), reader:
+            saved, present = reader.shards().topology, current_topology()
+            if saved and present and saved != present and _is_a_mismatch(error):
+                explained = TopologyMismatchError(
+                    f"the version can't be resharded: saved with {saved}, the job has {present}: {_first_line(error)}",
+                    step=reader.shards().step,
+                    rank=dist.get_rank(),
+                    remedy="start the job with the layout that saved it, or save in a format that can be resharded",
+                )
+                explained.__cause__ = error
+                return explained
+        return error
+
+
+def _is_a_mismatch(error: BaseException) -> bool:
+    if isinstance(error, CheckpointException):
+        return any(_is_a_mismatch(failure) for failure, _ in error.failures.values())
+    kinds = (CheckpointingException, KeyError, ValueError, AssertionError, RuntimeError)
+    return isinstance(error, kinds) and not isinstance(error, FlashpointError)
+
+
+def _first_line(error: BaseException) -> str:
+    if isinstance(error, CheckpointException):
+        error = next(iter(error.failures.values()))[0]
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+
+
+@contextlib.contextmanager
+def _read_by(reader: MemoryStorageReader) -> Iterator[None]:
+    """Inside, Megatron-Core's torch strategy reads by ``reader`` instead of from files.
+
+    What it does around the reading differs from release to release (reformulated optimizer tensors, dequantizing while
+    loading, collective or not); the function that makes its reader does not.
+    """
+    original = mcore_torch._get_filesystem_reader
+    known = inspect.signature(original).parameters
+    assert "checkpoint_dir" in known
+
+    def ours(checkpoint_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        mine = str(checkpoint_dir) == str(reader.checkpoint_id)
+        return reader if mine else original(checkpoint_dir, *args, **kwargs)
+
+    with _swapping:
+        mcore_torch._get_filesystem_reader = ours
+        try:
+            yield
+        finally:
+            mcore_torch._get_filesystem_reader = original

@@ -1,0 +1,74 @@
+"""Saving a whole Megatron checkpoint into memory, its common state on every node."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from megatron.core.dist_checkpointing import utils as mcore_utils
+from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
+
+from mlflashpoint.adapter.megatron import folder
+from mlflashpoint.adapter.megatron.save_strategies import MLFlashpointMegatronAsyncSaveStrategy, serialised
+
+__all__ = ["save_local_aware_megatron_checkpoint"]
+
+#: Megatron-Core's key of the content metadata in the common state
+_CONTENT_METADATA = "content_metadata"
+_UNSET: Any = object()
+
+
+def save_local_aware_megatron_checkpoint(
+    checkpoint: dict[str, Any],
+    checkpoint_dir: str,
+    save_strategy: Any,
+    async_save: bool = True,
+    *,
+    content_metadata: Any = _UNSET,
+    validate_access_integrity: bool = True,
+    preprocess_common_before_consistancy_check: Callable[[Any], Any] | None = None,
+    async_strategy: str = "mcore",
+) -> Any:
+    """Like ``dist_checkpointing.save``, with the common state in every rank's shard and on every node.
+
+    Args:
+        checkpoint: the sharded state dict; changed in place, as by Megatron-Core.
+        checkpoint_dir: ``<base container>/step-<n>_ckpt``.
+        save_strategy: an ``MLFlashpointMegatronAsyncSaveStrategy``, or Megatron-Core's fully parallel wrapper of one.
+        async_save: whether to return a request for the caller to schedule, or to be done when this returns.
+        content_metadata: as in ``dist_checkpointing.save``; None is stored too.
+        validate_access_integrity: as there.
+        preprocess_common_before_consistancy_check: as there.
+        async_strategy: whose async queue the request is for, ``mcore`` or ``nvrx``.
+
+    Returns:
+        the async request, or None.
+
+    Raises:
+        TypeError: the strategy does not save to memory.
+        CheckpointIdError, ContainerError: as ``MLFlashpointMegatronAsyncSaveStrategy.async_save``; on all ranks.
+        CheckpointException: on all ranks, if the save failed on one; of an async save, by the request's finalizing.
+    """
+    base_strategy = getattr(save_strategy, "base_strategy", save_strategy)
+    if not isinstance(base_strategy, MLFlashpointMegatronAsyncSaveStrategy):
+        raise TypeError(f"{type(base_strategy).__name__} does not save to memory")
+    if content_metadata is not _UNSET:
+        clean = getattr(mcore_utils, "_clean_metadata_for_serialization", lambda metadata: metadata)
+        checkpoint[_CONTENT_METADATA] = None if content_metadata is None else clean(content_metadata)
+    sharded, common = save_preprocess(checkpoint, validate_access_integrity, preprocess_common_before_consistancy_check)
+    base_strategy.storage_writer.side_files = {folder.COMMON: serialised(common)}
+    if not async_save:
+        save_strategy.save(sharded, checkpoint_dir)
+        torch.distributed.barrier()
+        return None
+    takes_strategy = "async_strategy" in inspect.signature(save_strategy.async_save).parameters
+    request = (
+        save_strategy.async_save(sharded, checkpoint_dir, async_strategy)
+        if takes_strategy
+        else save_strategy.async_save(sharded, checkpoint_dir)
+    )
+    # No rank goes on to load before every node has the folder.
+    request.finalize_fns.append(torch.distributed.barrier)
+    return request

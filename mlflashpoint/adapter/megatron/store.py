@@ -1,0 +1,60 @@
+"""The short form: one object from the environment, with everything that Megatron-Core's save and load take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core import dist_checkpointing
+
+from mlflashpoint.adapter.megatron.load_strategies import MLFlashpointMegatronLoadStrategy
+from mlflashpoint.adapter.megatron.save_strategies import MLFlashpointMegatronAsyncSaveStrategy
+from mlflashpoint.adapter.megatron.save_utils import save_local_aware_megatron_checkpoint
+from mlflashpoint.adapter.pytorch.store import MemoryStore
+from mlflashpoint.core.runtime import Runtime
+
+__all__ = ["MegatronStore"]
+
+
+class MegatronStore(MemoryStore):
+    """The memory store of this job, as Megatron-Core sees it.
+
+    ::
+
+        store = MegatronStore.from_env()
+        request = store.save(state_dict, step)            # schedule it, as dist_checkpointing.save's
+        newest = store.latest()
+        if newest is not None:
+            state_dict = store.load(sharded_state_dict, newest)
+
+    Attributes:
+        save_strategy, load_strategy: as in the long form.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        self.save_strategy = MLFlashpointMegatronAsyncSaveStrategy(self.writer, use_cached_ckpt_structure=True)
+        self.load_strategy = MLFlashpointMegatronLoadStrategy(checkpoint_loader=self.loader)
+
+    def save(self, checkpoint: dict[str, Any], step: int, *, async_save: bool = True, **options: Any) -> Any:
+        """``save_local_aware_megatron_checkpoint`` of ``step``; ``options`` are its own."""
+        return save_local_aware_megatron_checkpoint(
+            checkpoint, self.version(step), options.pop("save_strategy", self.save_strategy), async_save, **options
+        )
+
+    def load(self, sharded_state_dict: dict[str, Any], version: str, **options: Any) -> Any:
+        """``dist_checkpointing.load`` of ``version``; ``options`` are its own.
+
+        Raises:
+            as ``MLFlashpointMegatronLoadStrategy.load``.
+        """
+        options.setdefault("sharded_strategy", self.load_strategy)
+        return dist_checkpointing.load(sharded_state_dict, str(version), **options)
+
+
+def finish_request(request: Any) -> None:
+    """Finalize a request at once, for a job that has no async queue; collective."""
+    if request is not None:
+        torch.distributed.barrier()
+        for finalize in request.finalize_fns:
+            finalize()
