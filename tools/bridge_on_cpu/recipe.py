@@ -29,7 +29,7 @@ class Options:
     sequence: int = 16
     samples_per_step: int = 4
     lora: bool = False
-    log_timers: bool = True
+    verbose: bool = False
 
 
 def _make(cls: type, **values: Any) -> Any:
@@ -134,8 +134,7 @@ def configuration(options: Options) -> Any:
             config.LoggerConfig,
             log_interval=1,
             tensorboard_dir=None,
-            logging_level=logging.WARNING,
-            timing_log_level=0 if options.log_timers else -1,
+            logging_level=logging.INFO if options.verbose else logging.WARNING,
         ),
         tokenizer=TokenizerConfig(tokenizer_type="NullTokenizer", vocab_size=options.vocabulary - 1),
         checkpoint=_make(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -93,6 +94,8 @@ def prepare(config: Any) -> None:
 
 def refusal(config: Any) -> str | None:
     """Why memory saves can't serve this job, None if they can."""
+    if importlib.util.find_spec("nvidia_resiliency_ext") is None:
+        return "nvidia_resiliency_ext is not installed, and Megatron-Core assembles no local checkpoint without it"
     if getattr(config.ddp, "use_megatron_fsdp", False) or getattr(config.dist, "use_torch_fsdp2", False):
         return "the job uses FSDP, which Bridge's local checkpoints do not know"
     if getattr(config.model, "restore_modelopt_state", False):

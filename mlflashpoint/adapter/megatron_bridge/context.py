@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
-import importlib.util
 import logging
 from typing import Any, Protocol
 
@@ -27,7 +25,7 @@ class Original(Protocol):
 def initialise(original: Original, checkpoint_config: Any) -> dict[str, Any]:
     """Bridge's ``init_checkpointing_context`` for a job whose local checkpoints go to memory; else as it is.
 
-    Bridge runs without the local type, so it makes no manager of NVRx's, and NVRx need not be there.
+    Bridge's own runs without the local type, so it makes no manager of NVRx's, which would claim a folder.
     """
     this = job.current_for(checkpoint_config)
     if this is None or not this.active or checkpoint_config.non_persistent_ckpt_type != "local":
@@ -38,7 +36,6 @@ def initialise(original: Original, checkpoint_config: Any) -> dict[str, Any]:
     result = original.using(bare)
     if getattr(checkpoint_config, "replication", False):
         log.info("checkpoint.replication is NVRx's; copies on other nodes are made by MLFLASHPOINT_REPLICAS")
-    _do_without_nvrx()
     this.manager = MLFlashpointLocalCheckpointManager(checkpoint_config)
     result["local_checkpoint_manager"] = this.manager
     return result
@@ -53,11 +50,3 @@ def checkpoint_exists(durable: bool, path: Any) -> bool:
     if durable or this is None or path is None or not this.can_resume_adapters:
         return durable
     return bool(path == this.config.checkpoint.load)
-
-
-def _do_without_nvrx() -> None:
-    """Let Megatron-Core assemble a tensor-aware state dict where NVRx, which gives it only a base class, is missing."""
-    name = "megatron.core.dist_checkpointing.tensor_aware_state_dict"
-    if importlib.util.find_spec("nvidia_resiliency_ext") is None:
-        module: Any = importlib.import_module(name)
-        module.HAVE_NVRX = True

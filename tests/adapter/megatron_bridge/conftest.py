@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mlflashpoint.core.arena import scan_seat
-from tests.adapter.megatron_bridge.fleet import DEADLINE_S, RANKS, Fleet, Run, missing
+from tests.adapter.megatron_bridge.fleet import DEADLINE_S, RANKS, VERSIONS, Fleet, Run, missing
 
 NEWEST = "0.6.2"
 
@@ -26,7 +26,14 @@ KINDS: dict[str, tuple[dict[str, str], bool]] = {
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without the built environment there is nothing to test with; ``make test`` builds it and lets nothing skip."""
+    """Without the built environment there is nothing to test with; ``make test`` builds it and lets nothing skip.
+
+    One Bridge version after the other, so that a fleet is imported once and few are in memory at a time.
+    """
+    ours = [place for place, item in enumerate(items) if Path(__file__).parent in item.path.parents]
+    by_version = sorted((items[place] for place in ours), key=lambda item: version_of(item.nodeid), reverse=True)
+    for place, item in zip(ours, by_version, strict=True):
+        items[place] = item
     reason = missing()
     for item in items:
         if Path(__file__).parent in item.path.parents:
@@ -35,8 +42,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
+def version_of(name: str) -> tuple[int, ...]:
+    """The Bridge version that a test's name tells, or the newest."""
+    found = [version for version in VERSIONS if version in name]
+    return tuple(map(int, (found[0] if found else NEWEST).split(".")))
+
+
 class Fleets:
-    """Fleets by version and kind, started when first asked for."""
+    """Fleets by version and kind, started when first asked for; those of another version end then."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -44,10 +57,12 @@ class Fleets:
 
     def __call__(self, kind: str, version: str = NEWEST) -> Fleet:
         if (kind, version) not in self._running:
+            for other in [key for key in self._running if key[1] != version]:
+                self._running.pop(other).close()
             environ, bootstrap = KINDS[kind]
-            folder = self._folder / f"{kind}-{version}"
-            self._running[kind, version] = Fleet(folder, version, environ, bootstrap=bootstrap).ready()
-        return self._running[kind, version]
+            folder = self._folder / f"{kind}-{version}-{len(list(self._folder.iterdir()))}"
+            self._running[kind, version] = Fleet(folder, version, environ, bootstrap=bootstrap)
+        return self._running[kind, version].ready()
 
     def close(self) -> None:
         for fleet in self._running.values():
@@ -170,3 +185,8 @@ def at(run: Run, step: int, rank: int = 0) -> dict:
 def state(event: dict, *without: str) -> dict:
     """The record without what names it, and without the parts named."""
     return {key: value for key, value in event.items() if key not in ("event", "time", *without)}
+
+
+def starts(run: Run) -> list[int]:
+    """The step at which each rank went on."""
+    return [run.events(rank, "start")[0]["step"] for rank in range(RANKS)]

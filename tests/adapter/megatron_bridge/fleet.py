@@ -162,12 +162,14 @@ class Fleet:
         return self._log.read_text(errors="replace")[-6000:] if self._log.exists() else ""
 
     def close(self) -> None:
+        """End the workers; torchrun's own signal handling ends them where they do not end by themselves."""
         (self.folder / "stop").touch()
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait(20)
+        for number in (None, signal.SIGTERM, signal.SIGKILL):
+            if number is not None:
+                os.killpg(self.process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(20)
+                return
 
 
 def torchrun(ranks: int = RANKS) -> list[str]:

@@ -7,18 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.adapter.megatron_bridge.conftest import Fleets, Memory, at, state
+from tests.adapter.megatron_bridge.conftest import Fleets, Memory, at, starts, state
 from tests.adapter.megatron_bridge.fleet import RANKS, Run
 
 
 @pytest.fixture
 def options(memory: Memory) -> dict:
     return {"save": str(memory.durable), "load": str(memory.durable)}
-
-
-def starts(run: Run) -> list[int]:
-    """The step at which each rank went on."""
-    return [run.events(rank, "start")[0]["step"] for rank in range(RANKS)]
 
 
 def same_end(run: Run, straight: Run) -> None:
