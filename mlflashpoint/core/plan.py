@@ -185,7 +185,11 @@ def _with_records(lineage: Lineage, versions: Mapping[VersionKey, _Ranks]) -> Li
 
 
 def _abandoned(key: VersionKey, ranks: _Ranks, lineage: Lineage) -> str | None:
-    created_s = next((copies[0].record.created_s for copies in ranks.values()), 0.0)
+    return abandoned(key, next((copies[0].record.created_s for copies in ranks.values()), 0.0), lineage)
+
+
+def abandoned(key: VersionKey, created_s: float, lineage: Lineage) -> str | None:
+    """Why the version, saved at ``created_s``, does not count any more; None if it does."""
     horizon = lineage.horizon(key.incarnation, key.run, created_s)
     if key.step <= horizon:
         return None

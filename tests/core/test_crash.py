@@ -34,6 +34,22 @@ def test_a_rank_killed_in_any_phase_of_a_save_leaves_one_whole_version(base, pha
     assert third[0]["found"] == third[1]["found"] == 11
 
 
+def test_a_job_killed_at_any_moment_ten_times_loses_at_most_the_saves_under_way(base):
+    newest = -1
+    for life in range(10):
+        job = Life(bodies.save_until_killed, 2, base, busy_wait_s=20)
+        try:
+            found = {int(job.store.get(f"found/{rank}")) for rank in range(2)}
+            assert found == {max(newest, *found)}
+            while job.store.add("done", 0) < 8:
+                time.sleep(0.001)
+            time.sleep(0.003 * life)
+        finally:
+            job.kill()
+        # Two slots: one save is under way while the one before it is whole, or becomes so.
+        newest = found.pop() + job.store.add("done", 0) // 2 - 2
+
+
 def test_save_resume_save_resume(base):
     for life, expected in enumerate((-1, 2, 4, 6)):
         results = Life(bodies.save_steps, 2, base, [2 * life + 1, 2 * life + 2]).results()

@@ -1,0 +1,74 @@
+"""``mlflashpoint status``: the versions in a base container, complete or why not."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+from mlflashpoint.commands.inventory import Inventory, arguments, base_from, human_bytes, reported, take_stock
+
+
+def main(argv: list[str]) -> int:
+    options = arguments(
+        "status", "List the versions that a base container holds.", argv, ("--json", "print JSON for programs")
+    )
+
+    def show() -> int:
+        inventory = take_stock(base_from(options.base))
+        sys.stdout.write(json.dumps(_as_json(inventory), indent=2) + "\n" if options.json else _as_text(inventory))
+        return 0
+
+    return reported("status", show)
+
+
+def _as_json(inventory: Inventory) -> dict[str, Any]:
+    now = time.time()
+    return {
+        "path": str(inventory.container.path),
+        "job_id": inventory.container.job_id,
+        "node": inventory.container.node,
+        "seats": [{"group": seat.group, "seat": seat.path.name, "pid": seat.owner} for seat in inventory.seats],
+        "versions": [
+            {
+                "group": version.group,
+                **version.key._asdict(),
+                "ranks": list(version.ranks),
+                "complete_here": version.problem is None,
+                "problem": version.problem,
+                "bytes": version.nbytes,
+                "age_s": round(now - version.newest_s, 3),
+            }
+            for version in inventory.versions
+        ],
+        "problems": list(inventory.problems),
+    }
+
+
+def _as_text(inventory: Inventory) -> str:
+    now = time.time()
+    container = inventory.container
+    live = [seat for seat in inventory.seats if seat.owner is not None]
+    lines = [
+        f"{container.path}: job {container.job_id}, node {container.node[:8]}, {len(live)} of {len(inventory.seats)} "
+        "seats have a live process"
+    ]
+    rows = [("GROUP", "STEP", "INCARNATION", "RANKS", "BYTES", "AGE", "STATE")]
+    for version in inventory.versions:
+        rows.append(
+            (
+                version.group,
+                str(version.key.step),
+                str(version.key.incarnation),
+                f"{len(version.ranks)}/{version.key.world_size}",
+                human_bytes(version.nbytes),
+                f"{max(0.0, now - version.newest_s):.0f} s",
+                version.problem or "complete",
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    if not inventory.versions:
+        lines[1:] = ["no version"]
+    return "\n".join([*lines, *(f"unusable: {problem}" for problem in inventory.problems)]) + "\n"
