@@ -75,6 +75,9 @@ def _no_timings(path: str, scan: LogScan, lines: int, several: bool) -> TimingsE
     if scan.facts.resumed_from:
         message += f"; the job resumed from step {scan.facts.resumed_from[-1]}"
         remedy = "start each run from the same point, with a save folder of its own"
+    elif scan.facts.saves_told:
+        message += f"; the log tells of {scan.facts.saves_told} saves, but not how long they took"
+        remedy = "set logger.logging_level to 20 (INFO) and logger.timing_log_level to 0 or more"
     if several:
         remedy += "; --skip-empty passes over files of ranks that log none"
     return TimingsError(message, path=path, remedy=remedy)

@@ -29,11 +29,13 @@ WORDS = (
     b"Global Checkpoint ",
     # the bullet of NeMo RL's tables
     b"\xe2\x80\xa2 ",
+    b"successfully ",
     b"parameters on",
     b"world size",
 )
 _PARAMETERS = re.compile(r"number of parameters on \([^)]*\) model parallel rank \(0(?:, 0)*\): +(\d{1,20})$")
 _WORLD_SIZE = re.compile(r"using world size: (\d{1,9}),")
+_SAVED = re.compile(r"successfully saved (?:local )?checkpoint from iteration", re.IGNORECASE)
 _RESUMED = re.compile(r"successfully loaded checkpoint from .* at iteration (\d{1,15})$")
 
 #: framework -> what its logs are recognised by
@@ -71,6 +73,7 @@ class JobFacts:
         arms: arms of ``mlflashpoint ab`` that wrote the log.
         runs: job ids that it gave those runs.
         resumed_from: training steps that the log says it went on from.
+        saves_told: saves that the log says have gone well, timed or not.
     """
 
     frameworks: set[str] = field(default_factory=set)
@@ -79,6 +82,7 @@ class JobFacts:
     arms: set[str] = field(default_factory=set)
     runs: set[str] = field(default_factory=set)
     resumed_from: list[int] = field(default_factory=list)
+    saves_told: int = 0
 
 
 class TimerChoice:
@@ -165,6 +169,8 @@ class LogScan:
             self.facts.parameters.add(int(match[1]))
         elif "using world size" in text and (match := _WORLD_SIZE.search(text)):
             self.facts.world_size.add(int(match[1]))
+        elif "uccessfully saved " in text:
+            self.facts.saves_told += _SAVED.search(text) is not None
         elif "successfully loaded checkpoint" in text and (match := _RESUMED.search(text)):
             step = int(match[1])
             if self.facts.resumed_from[-1:] != [step]:

@@ -96,6 +96,15 @@ def test_a_log_of_a_resumed_job_that_saved_nothing_says_so(tmp_path: Path) -> No
         parsed(tmp_path, "x", [line])
 
 
+def test_a_log_whose_level_hides_the_timers_says_so(tmp_path: Path) -> None:
+    """From core 0.16 on the timers log at INFO; with logging_level WARNING only the saves themselves are told of."""
+    hidden = ("timers", "  save-checkpoint", "    save-checkpoint", "  model-", "    model-", "    train/")
+    lines = (LOGS / "bridge-0.6.2-minmax.log").read_text().splitlines()
+    log = "\n".join(line for line in lines if not any(word in line for word in hidden))
+    with pytest.raises(TimingsError, match=r"tells of \d+ saves, but not how long.*logging_level to 20"):
+        parsed(tmp_path, "x", [log])
+
+
 def test_logs_of_ranks_that_log_no_timings_can_be_passed_over(tmp_path: Path) -> None:
     (tmp_path / "0.log").write_text("nothing\n")
     (tmp_path / "1.log").write_text(_run(10))

@@ -127,3 +127,10 @@ def test_nemo_rls_two_spellings_of_the_table_are_understood() -> None:
     log = step.format(2) + "⏱️  Timing:\n  • Total step time: 9.00s\n  • checkpointing: 1.25s (13.9%)\n"
     log += step.format(4) + "  • checkpointing: 1.25s\n"
     assert found(scan(log)) == [("checkpointing", 2, 1250.0), ("checkpointing", 4, 1250.0)]
+
+
+def test_nemo_rls_rounded_times_do_not_make_a_restarts_save_a_copy() -> None:
+    step = "========================= Step {0}/10 =========================\n"
+    table = "Saving checkpoint for step 2...\n  • checkpointing: 1.25s (13.9%)\n"
+    log = step.format(2) + table + step.format(1) + step.format(2) + table
+    assert found(scan(log)) == [("checkpointing", 2, 1250.0)] * 2
