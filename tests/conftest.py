@@ -13,6 +13,10 @@ import pytest
 
 _MARK = "MLFLASHPOINT_TEST_RUN"
 
+# A shell without job control starts what it puts into the background with SIGINT ignored, and that is inherited.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def _orphans(mark: str) -> list[int]:
     """Processes of this test run whose parent is gone."""
