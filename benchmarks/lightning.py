@@ -1,0 +1,272 @@
+"""What memory checkpoints cost a Lightning job, each figure against a yardstick measured in the same run.
+
+    python -m benchmarks.lightning [--rounds 9] [--pairs 30] [--states llm,small] [--package NAME] [--json FILE]
+
+Blocking: one process, one fit; in turn a step saves to memory and the next one calls Lightning's own
+``Trainer.save_checkpoint`` to tmpfs. What counts is how long the training stands still, from capturing the state on.
+Overhead: two warm processes, with the agent and without it, fit in turn with no save due; the difference per step is
+given with its 95 % interval, and beside it that of two processes that both have no agent.
+Needs ``tools/envs/lightning.sh``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+OVERLAYS = {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch_lightning"}
+#: Lightning's own save to tmpfs takes at least this many times as long
+PROMISE = 5.0
+
+
+class Worker:
+    """A warm process that fits on request; the agent is there if ``base`` is."""
+
+    def __init__(self, package: str, base: Path | None) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="benchmark-lightning-"))
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("MLFLASHPOINT_")}
+        path = f"{ROOT / '.envs' / 'lightning' / OVERLAYS[package]}:{ROOT}"
+        environ.update(PYTHONPATH=path, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore")
+        command = [sys.executable, *(["-m", "mlflashpoint.run"] if base else []), "-m", "benchmarks.lightning"]
+        command += ["--worker", package]
+        if base is not None:
+            environ.update(
+                MLFLASHPOINT_ENABLED="1",
+                MLFLASHPOINT_JOB_ID="benchmark",
+                MLFLASHPOINT_BASE_CONTAINER=str(base),
+                MLFLASHPOINT_LOG_LEVEL="WARNING",
+            )
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environ,
+            cwd=self.folder,
+            text=True,
+        )
+
+    def ask(self, **job: Any) -> Any:
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError("the worker died")
+        return json.loads(answer)
+
+    def close(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait(60)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def work(package: str) -> None:
+    """Answer one line of JSON per line of JSON on standard input."""
+    import importlib
+
+    lightning = importlib.import_module(package)
+    for line in sys.stdin:
+        job = json.loads(line)
+        answer = {"blocking": fit_blocking, "overhead": fit_overhead}[job.pop("what")](lightning, **job)
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+def _trainer(lightning: Any, steps: int, callback: Any) -> Any:
+    return lightning.Trainer(
+        accelerator="cpu",
+        max_steps=steps,
+        max_epochs=-1,
+        callbacks=[callback],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+
+
+def fit_blocking(lightning: Any, state: str, rounds: int) -> dict[str, Any]:
+    import torch
+
+    from benchmarks.states import STATES
+
+    os.environ["MLFLASHPOINT_SAVE_EVERY_N_STEPS"] = "2"
+    content = STATES[state]()
+    path = f"/dev/shm/benchmark-lightning-{os.getpid()}.ckpt"
+    memory: list[float] = []
+    own: list[float] = []
+
+    class Model(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.small = torch.nn.Linear(4, 1)
+            self.large = torch.nn.ParameterList(torch.nn.Parameter(value) for value in content["model"].values())
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            return self.small(batch).sum()
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.Adam(self.parameters(), 1e-3)
+            # Without a gradient a parameter is left as it is: a step costs nothing, its state is there all the same.
+            for parameter, kept in zip(self.large, content["optimizer"]["state"].values(), strict=True):
+                step = torch.as_tensor(kept.pop("step"), dtype=torch.float32)
+                optimizer.state[parameter] = {"step": step, **kept}
+            return optimizer
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            # comes behind all callbacks, ours too
+            if self.trainer.global_step % 2 == 0:
+                memory.append(time.perf_counter() - clock.began)
+
+    class Clock(lightning.Callback):
+        began = 0.0
+
+        def on_train_batch_start(self, *args: Any) -> None:
+            # the background work of the last save is no part of the next figure
+            time.sleep(0.6)
+
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            if trainer.global_step % 2 == 1:
+                began = time.perf_counter()
+                trainer.save_checkpoint(path)
+                own.append(time.perf_counter() - began)
+                os.unlink(path)
+            self.began = time.perf_counter()
+
+    clock = Clock()
+    batches = torch.utils.data.DataLoader(torch.randn(64, 4), batch_size=1)
+    # the first round of each makes files and buffers
+    _trainer(lightning, 2 * (rounds + 1), clock).fit(Model(), batches)
+    return {"memory": memory, "own": own}
+
+
+def fit_overhead(lightning: Any, steps: int, width: int) -> dict[str, Any]:
+    import torch
+
+    os.environ["MLFLASHPOINT_SAVE_EVERY_N_STEPS"] = "1000000"
+    marks: list[float] = []
+
+    class Model(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, 1))
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            return self.net(batch).sum()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 1e-6)
+
+    class Clock(lightning.Callback):
+        def on_train_batch_start(self, *args: Any) -> None:
+            marks.append(time.perf_counter())
+
+    batches = torch.utils.data.DataLoader(torch.randn(32 * 50, width), batch_size=32)
+    _trainer(lightning, steps, Clock()).fit(Model(), batches)
+    took = sorted(after - before for before, after in itertools.pairwise(marks))
+    return {"median_us": statistics.median(took) * 1e6}
+
+
+def blocking(package: str, states: list[str], rounds: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for state in states:
+        base = Path(f"/dev/shm/benchmark-lightning-{os.getpid()}")
+        worker = Worker(package, base)
+        try:
+            answer = worker.ask(what="blocking", state=state, rounds=rounds)
+        finally:
+            worker.close()
+            shutil.rmtree(base, ignore_errors=True)
+        memory, own = answer["memory"], answer["own"]
+        medians = statistics.median(memory[1:]), statistics.median(own[1:])
+        found[state] = {
+            "memory_ms": [round(value * 1e3, 2) for value in memory],
+            "own_ms": [round(value * 1e3, 2) for value in own],
+            "ratio": round(medians[1] / medians[0], 2),
+        }
+        print(
+            f"{state:6} blocking per memory save {medians[0] * 1e3:8.1f} ms, Lightning's own save to tmpfs "
+            f"{medians[1] * 1e3:8.1f} ms: {medians[1] / medians[0]:.1f} times (promised {PROMISE:g}), first "
+            f"{memory[0] * 1e3:.0f} and {own[0] * 1e3:.0f} ms"
+        )
+    return found
+
+
+def interval(differences: list[float]) -> tuple[float, float, float]:
+    """Mean and its 95 % interval, from the spread of the differences."""
+    mean = statistics.fmean(differences)
+    half = 1.96 * statistics.stdev(differences) / math.sqrt(len(differences))
+    return mean, mean - half, mean + half
+
+
+def overhead(package: str, pairs: int) -> dict[str, Any]:
+    base = Path(f"/dev/shm/benchmark-lightning-{os.getpid()}")
+    workers = {"agent": Worker(package, base), "none": Worker(package, None), "control": Worker(package, None)}
+    found: dict[str, Any] = {}
+    try:
+        for width, steps in ((64, 300), (1024, 60)):
+            job = {"what": "overhead", "width": width, "steps": steps}
+            for worker in workers.values():
+                worker.ask(**job)
+            rounds: list[dict[str, float]] = []
+            for number in range(pairs):
+                names = list(workers)
+                turned = names[number % 3 :] + names[: number % 3]
+                rounds.append({name: workers[name].ask(**job)["median_us"] for name in turned})
+            step_us = statistics.median(one["none"] for one in rounds)
+            found[f"width {width}"] = row = {"step_us": round(step_us, 1)}
+            for name in ("agent", "control"):
+                mean, low, high = interval([one[name] - one["none"] for one in rounds])
+                row[name] = [round(value, 2) for value in (mean, low, high)]
+                percent = ", ".join(f"{value / step_us:+.2%}" for value in (low, high))
+                print(
+                    f"step of {step_us:8.0f} us: {name:7} {mean:+7.1f} us per step, "
+                    f"95 % interval [{low:+.1f}, {high:+.1f}] us = [{percent}]"
+                )
+    finally:
+        for worker in workers.values():
+            worker.close()
+        shutil.rmtree(base, ignore_errors=True)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--states", default="llm,small")
+    parser.add_argument("--package", choices=sorted(OVERLAYS), default="lightning.pytorch")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        sys.path.insert(0, str(ROOT))
+        work(args.worker)
+        return 0
+    found = {
+        "blocking": blocking(args.package, args.states.split(","), args.rounds),
+        "overhead": overhead(args.package, args.pairs),
+    }
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1))
+    kept = all(one["ratio"] >= PROMISE for one in found["blocking"].values())
+    print("kept" if kept else "NOT KEPT: see the ratios above")
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
