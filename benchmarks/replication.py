@@ -1,6 +1,6 @@
 """Speed of replication over loopback, each figure against a yardstick measured in the same run.
 
-    python benchmarks/replication.py [--mib 1024] [--rounds 7] [--json FILE]
+    python benchmarks/replication.py [--mib 1024] [--rounds 7] [--training-mib 128] [--json FILE]
 
 Two processes on this machine, memory in tmpfs that was faulted in beforehand, methods interleaved round by round.
 Prints the median of each and the ratios that the project promises. Throughput is in GB/s of 1e9 bytes.
@@ -64,7 +64,7 @@ class Sink:
         self.room = room
 
     def allocate(self, source: int, header: bytes, sizes: tuple[int, ...]) -> list[memoryview]:
-        return [self.room]
+        return [self.room[: sizes[0]]]
 
     def commit(self, source: int, header: bytes, buffers: list[memoryview]) -> None:
         check(header, buffers)
@@ -76,8 +76,8 @@ class Sink:
 class Side:
     """One of the two processes: rank 0 measures, rank 1 obeys."""
 
-    def __init__(self, rank: int, store: dist.Store, nbytes: int) -> None:
-        self.rank, self.store, self.nbytes = rank, store, nbytes
+    def __init__(self, rank: int, store: dist.Store, nbytes: int, part: int) -> None:
+        self.rank, self.store, self.nbytes, self.part = rank, store, nbytes, part
         self.memory = tmpfs(nbytes)
         if rank == 0:
             torch.frombuffer(self.memory, dtype=torch.uint8).random_()
@@ -96,9 +96,21 @@ class Side:
         port = int(self.store.get("raw-port"))
         return [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
 
+    def command(self, name: str) -> None:
+        """Have the other side run a method at the same time."""
+        self.sockets[0].sendall(bytes([COMMANDS.index(name)]))
+        self.sockets[0].recv(1)
+
     def raw(self) -> None:
         """A plain loop over two sockets from warm memory into warm memory, and one byte back when all has arrived."""
-        half = self.nbytes // 2
+        self._raw(self.nbytes)
+
+    def raw_part(self) -> None:
+        """The same for as many bytes as the training loop replicates."""
+        self._raw(self.part)
+
+    def _raw(self, nbytes: int) -> None:
+        half = nbytes // 2
 
         def move(lane: int) -> None:
             connection = self.sockets[lane]
@@ -167,18 +179,19 @@ class Side:
 
 
 METHODS = ("raw", "gloo_fresh", "replicate", "transfer", "fetch", "recover")
+COMMANDS = (*METHODS, "raw_part")
 
 
-def follow(port: int, nbytes: int) -> None:
+def follow(port: int, nbytes: int, part: int) -> None:
     """Rank 1: runs what rank 0 asks for."""
     store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-    side = Side(1, store, nbytes)
+    side = Side(1, store, nbytes, part)
     connection = side.sockets[0]
     while True:
         method = connection.recv(1)
         if not method:
             break
-        name = METHODS[method[0]]
+        name = COMMANDS[method[0]]
         if name == "fetch":
             header = digest_of(side.replica)
             side.transport.offer("replica", header, [side.replica], timeout_s=TIMEOUT_S)
@@ -191,8 +204,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--training-mib", type=int, default=128, help="size of the shard in the training loop")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--follow", nargs=2, type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--follow", nargs=3, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.follow:
@@ -200,25 +214,63 @@ def main() -> None:
         return
     nbytes = options.mib << 20
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    follower = subprocess.Popen([sys.executable, __file__, "--follow", str(store.port), str(nbytes)])
+    sizes = [str(nbytes), str(options.training_mib << 20)]
+    follower = subprocess.Popen([sys.executable, __file__, "--follow", str(store.port), *sizes])
     try:
-        side = Side(0, store, nbytes)
+        side = Side(0, store, nbytes, options.training_mib << 20)
         side.header = digest_of(side.memory)
         seconds = measure(side, options.rounds)
+        steps = train(side, options.rounds)
         side.sockets[0].close()
         side.replicator.close(timeout_s=5)
     finally:
         follower.terminate()
         follower.wait(20)
-    report(seconds, nbytes, options)
+    report(seconds, steps, nbytes, options)
+
+
+def train(side: Side, rounds: int) -> dict[str, list[float]]:
+    """Steps of a training loop on one core, in blocks of ten: alone, with a shard replicated every five steps, and with
+    the same bytes sent every five steps by plain sockets in a thread, which is what it costs at least.
+
+    Both ends of the transfer run on this machine; so do both directions on a node of a real job.
+    """
+    model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    batch = torch.randn(256, 1024)
+    part = side.memory[: side.part]
+    shard = OutgoingShard(digest_of(part), [part])
+    steps: dict[str, list[float]] = {"none": [], "replicated": [], "sockets": []}
+    for turn in range(rounds + 1):
+        for kind, seconds in steps.items():
+            sending = None
+            for step in range(10):
+                start = time.perf_counter()
+                if kind == "replicated" and step % 5 == 0:
+                    side.replicator.wait_idle(TIMEOUT_S)
+                    side.replicator.submit(shard)
+                if kind == "sockets" and step % 5 == 0:
+                    if sending is not None:
+                        sending.join()
+                    side.command("raw_part")
+                    sending = threading.Thread(target=side.raw_part)
+                    sending.start()
+                optimizer.zero_grad()
+                model(batch).square().mean().backward()
+                optimizer.step()
+                if turn:
+                    seconds.append(time.perf_counter() - start)
+            side.replicator.wait_idle(TIMEOUT_S)
+            if sending is not None:
+                sending.join()
+    return steps
 
 
 def measure(side: Side, rounds: int) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {name: [] for name in METHODS}
     for turn in range(rounds + 1):
-        for number, name in enumerate(METHODS):
-            side.sockets[0].sendall(bytes([number]))
-            side.sockets[0].recv(1)
+        for name in METHODS:
+            side.command(name)
             start = time.perf_counter()
             getattr(side, name)()
             if turn:
@@ -226,7 +278,9 @@ def measure(side: Side, rounds: int) -> dict[str, list[float]]:
     return seconds
 
 
-def report(seconds: dict[str, list[float]], nbytes: int, options: argparse.Namespace) -> None:
+def report(
+    seconds: dict[str, list[float]], steps: dict[str, list[float]], nbytes: int, options: argparse.Namespace
+) -> None:
     median = {name: statistics.median(values) for name, values in seconds.items()}
     ratios = {
         "replication / raw two-connection loop (speed, at least 0.5)": median["raw"] / median["replicate"],
@@ -235,6 +289,12 @@ def report(seconds: dict[str, list[float]], nbytes: int, options: argparse.Names
         "recovery of a lost shard / pure transfer by the transport (time, at most 1.5)": median["recover"]
         / median["fetch"],
         "recovery of a lost shard / raw two-connection loop (time)": median["recover"] / median["transfer"],
+        f"training step with {options.training_mib} MiB replicated every 5 steps / without (mean time)": (
+            statistics.mean(steps["replicated"]) / statistics.mean(steps["none"])
+        ),
+        f"training step with {options.training_mib} MiB sent by plain sockets every 5 steps / without (mean time)": (
+            statistics.mean(steps["sockets"]) / statistics.mean(steps["none"])
+        ),
     }
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, {nbytes >> 20} MiB, {options.rounds} rounds")
     for name in METHODS:
@@ -242,7 +302,7 @@ def report(seconds: dict[str, list[float]], nbytes: int, options: argparse.Names
     for name, ratio in ratios.items():
         print(f"{ratio:6.2f}  {name}")
     if options.json:
-        options.json.write_text(json.dumps({"seconds": seconds, "ratios": ratios}, indent=2))
+        options.json.write_text(json.dumps({"seconds": seconds, "steps": steps, "ratios": ratios}, indent=2))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ PATCHES: tuple[Patch, ...] = (
     _patch("store", "checkpointing", "init_checkpointing_context", around="around_context"),
     _patch("describe", "checkpointing", "save_checkpoint", before="before_save"),
     _patch("resume", "checkpointing", "load_checkpoint", around="around_load"),
+    _patch("adapters", "checkpointing", "_get_non_persistent_iteration", around="around_iteration"),
     _patch("resume_adapters", "setup", "checkpoint_exists", around="around_exists"),
     _patch("save", "train", "save_checkpoint_and_time", around="around_save"),
     _patch("decide", "train", "checkpoint_and_decide_exit", around="around_decide"),
@@ -75,6 +76,14 @@ def around_exists(call: Call, instance: Any, args: Arguments, kwargs: Mapping[st
     from mlflashpoint.adapter.megatron_bridge import context
 
     return context.checkpoint_exists(call(), _argument(args, kwargs, 0, "checkpoints_path"))
+
+
+def around_iteration(call: Call, instance: Any, args: Arguments, kwargs: Mapping[str, Any]) -> Any:
+    """Let Bridge load the weights that adapters sit on, which it does without a local manager."""
+    from mlflashpoint.adapter.megatron_bridge import context
+
+    names = ("non_persistent_global_dir", "non_persistent_ckpt_type", "checkpointing_context")
+    return context.iteration(call, *(_argument(args, kwargs, place, name) for place, name in enumerate(names)))
 
 
 def around_save(call: Call, instance: Any, args: Arguments, kwargs: Mapping[str, Any]) -> Any:

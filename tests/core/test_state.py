@@ -208,7 +208,7 @@ def test_numpy_arrays_come_back(array):
 )
 def test_numpy_scalars_keep_their_type(scalar):
     loaded = through_json([scalar])[0]
-    assert type(loaded) is type(scalar) and (loaded == scalar or scalar != scalar and loaded != loaded)
+    assert type(loaded) is type(scalar) and (loaded == scalar or (scalar != scalar and loaded != loaded))
 
 
 def test_the_states_of_numpys_and_torchs_generators_come_back():

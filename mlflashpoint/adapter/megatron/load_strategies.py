@@ -19,11 +19,12 @@ from mlflashpoint.adapter.megatron.topology import current_topology
 from mlflashpoint.adapter.pytorch.memory_storage_reader import MemoryStorageReader
 from mlflashpoint.core.checkpoint_loader import DefaultMLFlashpointCheckpointLoader
 from mlflashpoint.core.ids import CheckpointContainerId
-from mlflashpoint.errors import FlashpointError, PeerError, TopologyMismatchError
+from mlflashpoint.errors import DeadlineExceededError, FlashpointError, PeerError, TopologyMismatchError
 
 __all__ = ["MLFlashpointMegatronLoadStrategy"]
 
 _swapping = threading.Lock()
+_LONGEST_LOAD_S = 3600.0
 
 
 class MLFlashpointMegatronLoadStrategy(mcore_torch.TorchDistLoadShardedStrategy):  # type: ignore[misc]
@@ -69,9 +70,11 @@ class MLFlashpointMegatronLoadStrategy(mcore_torch.TorchDistLoadShardedStrategy)
             raise problem
         return result
 
-    def load_tensors_metadata(self, checkpoint_dir: Any, *args: Any, **kwargs: Any) -> Any:
-        with self._reader(checkpoint_dir) as reader, _read_by(reader):
-            return super().load_tensors_metadata(Path(checkpoint_dir), *args, **kwargs)
+    def load_tensors_metadata(self, checkpoint_dir: Any, metadata: Any = None) -> Any:
+        if metadata is None:
+            with self._reader(checkpoint_dir) as reader:
+                metadata = reader.read_metadata()
+        return super().load_tensors_metadata(Path(checkpoint_dir), metadata)
 
     def load_sharded_metadata(self, checkpoint_dir: Any) -> Any:
         with self._reader(checkpoint_dir) as reader, _read_by(reader):
@@ -134,9 +137,11 @@ def _read_by(reader: MemoryStorageReader) -> Iterator[None]:
         mine = str(checkpoint_dir) == str(reader.checkpoint_id)
         return reader if mine else original(checkpoint_dir, *args, **kwargs)
 
-    with _swapping:
+    if not _swapping.acquire(timeout=_LONGEST_LOAD_S):
+        raise DeadlineExceededError("another thread of this process has not ended its load", path=reader.checkpoint_id)
+    try:
         mcore_torch._get_filesystem_reader = ours
-        try:
-            yield
-        finally:
-            mcore_torch._get_filesystem_reader = original
+        yield
+    finally:
+        mcore_torch._get_filesystem_reader = original
+        _swapping.release()

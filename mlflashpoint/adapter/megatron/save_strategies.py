@@ -7,7 +7,7 @@ import importlib
 import inspect
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from megatron.core.dist_checkpointing.strategies.torch import (
 
 from mlflashpoint.adapter.megatron import folder
 from mlflashpoint.adapter.megatron.planning import PlannedWrite, SavePlanning
+from mlflashpoint.adapter.megatron.readiness import all_ready
 from mlflashpoint.adapter.megatron.topology import current_topology
 from mlflashpoint.adapter.pytorch.memory_storage_writer import MemoryStorageWriter
 from mlflashpoint.adapter.pytorch.shards import split_version
@@ -30,7 +31,7 @@ from mlflashpoint.core.container import read_container
 from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.core.manifest import node_copies
 from mlflashpoint.core.runtime import Runtime
-from mlflashpoint.errors import PeerError
+from mlflashpoint.errors import StateTypeError
 
 __all__ = ["MLFlashpointMegatronAsyncSaveStrategy"]
 
@@ -71,7 +72,8 @@ class MLFlashpointMegatronAsyncSaveStrategy(TorchDistSaveShardedStrategy):  # ty
 
         Raises:
             CheckpointIdError: ``checkpoint_dir`` is no version's container; on all ranks.
-            ContainerError: this process has no memory store; on all ranks.
+            ContainerError: this rank has no memory store. On the other ranks PeerError with its text.
+            StateTypeError: an object can't be serialised; likewise.
         """
         finalize = self._begin(sharded_state_dict, checkpoint_dir)
         # A request without a function would never be seen to end by a persistent async process.
@@ -84,14 +86,22 @@ class MLFlashpointMegatronAsyncSaveStrategy(TorchDistSaveShardedStrategy):  # ty
     def _begin(self, sharded_state_dict: Any, checkpoint_dir: Any) -> Callable[[], None]:
         writer = self.storage_writer
         writer.reset(checkpoint_dir)
-        runtime = _usable(writer)
+        runtime = writer.runtime()
         writer.topology = current_topology()
-        common = _take_common(sharded_state_dict)
-        side_files = self._side_files(Path(checkpoint_dir), common)
-        grouped, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
+        problem: Exception | None = runtime.problem
+        state: dict[str, Any] = {}
+        side_files: dict[str, bytes] = {}
+        if problem is None:
+            try:
+                common = _take_common(sharded_state_dict)
+                side_files = self._side_files(Path(checkpoint_dir), common)
+                state = self._translated(sharded_state_dict)
+            except Exception as error:
+                problem = error
+        all_ready(runtime, "save", problem)
         writer.side_files = side_files
         try:
-            write = self._planning.plan(mcore_to_pyt_state_dict(grouped, False), writer, runtime)
+            write = self._planning.plan(state, writer, runtime)
         finally:
             writer.side_files = {}
         version = str(checkpoint_dir)
@@ -100,6 +110,15 @@ class MLFlashpointMegatronAsyncSaveStrategy(TorchDistSaveShardedStrategy):  # ty
             self._finalize(write, runtime, version, side_files)
 
         return finalize
+
+    def _translated(self, sharded_state_dict: Any) -> dict[str, Any]:
+        """The state in DCP's terms; raises StateTypeError for an object that can't be serialised."""
+        grouped, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
+        try:
+            translated: dict[str, Any] = mcore_to_pyt_state_dict(grouped, False)
+        except Exception as error:
+            raise _explained(error, grouped) from error
+        return translated
 
     def _side_files(self, directory: Path, common: bytes | None) -> dict[str, bytes]:
         """What every rank's shard carries beside its data.
@@ -126,15 +145,6 @@ class MLFlashpointMegatronAsyncSaveStrategy(TorchDistSaveShardedStrategy):  # ty
             folder.write_files(version, {name: files[name] for name in ordered})
 
 
-def _usable(writer: MemoryStorageWriter) -> Runtime:
-    """The writer's store; if any rank has none, the error on all ranks."""
-    runtime = writer.runtime()
-    problem = runtime.problem
-    if not runtime.agree("megatron/store", problem is None):
-        raise problem or PeerError("another rank has no memory store", rank=runtime.rank)
-    return runtime
-
-
 def _take_common(sharded_state_dict: dict[str, Any]) -> bytes | None:
     """Take the common state out of the sharded ones, where Megatron-Core has put it there; every rank has it."""
     found = sharded_state_dict.get(_COMMON_KEY)
@@ -142,6 +152,23 @@ def _take_common(sharded_state_dict: dict[str, Any]) -> bytes | None:
         return None
     del sharded_state_dict[_COMMON_KEY]
     return serialised(found.data)
+
+
+def _explained(error: Exception, grouped: Mapping[str, list[Any]]) -> Exception:
+    """``error``, or which object it is that can't be serialised."""
+    for key, parts in grouped.items():
+        for part in parts:
+            if isinstance(part, ShardedObject):
+                try:
+                    serialised(part.data)
+                except Exception as reason:
+                    kind = f"{type(part.data).__module__}.{type(part.data).__qualname__}"
+                    return StateTypeError(
+                        f"{key!r}, a {kind}, can't be serialised: {type(reason).__name__}: {reason}",
+                        rank=torch.distributed.get_rank(),
+                        remedy="leave it out, or register how to pickle its type (copyreg.pickle)",
+                    )
+    return error
 
 
 def serialised(common_state: Any) -> bytes:

@@ -96,6 +96,10 @@ def refusal(config: Any) -> str | None:
     """Why memory saves can't serve this job, None if they can."""
     if importlib.util.find_spec("nvidia_resiliency_ext") is None:
         return "nvidia_resiliency_ext is not installed, and Megatron-Core assembles no local checkpoint without it"
+    if getattr(config, "peft", None) is not None:
+        bridge = importlib.import_module("megatron.bridge.training.checkpointing")
+        if not hasattr(bridge, "_get_non_persistent_iteration"):
+            return "this Bridge can't load the weights below PEFT adapters when local checkpoints are on"
     if getattr(config.ddp, "use_megatron_fsdp", False) or getattr(config.dist, "use_torch_fsdp2", False):
         return "the job uses FSDP, which Bridge's local checkpoints do not know"
     if getattr(config.model, "restore_modelopt_state", False):

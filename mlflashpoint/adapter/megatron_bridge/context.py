@@ -50,3 +50,13 @@ def checkpoint_exists(durable: bool, path: Any) -> bool:
     if durable or this is None or path is None or not this.can_resume_adapters:
         return durable
     return bool(path == this.config.checkpoint.load)
+
+
+def iteration(original: Original, directory: Any, kind: str | None, context: dict[str, Any] | None) -> int:
+    """Bridge's ``_get_non_persistent_iteration``, which takes a local manager for granted.
+
+    For PEFT it loads the weights below the adapters with an empty context, and then fails by itself.
+    """
+    if kind == "local" and "local_checkpoint_manager" not in (context or {}):
+        return int(original.using(directory, None, context))
+    return int(original())

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import copy
-import logging
 from typing import Any
 
 from megatron.bridge.training.checkpointing import DefaultCheckpointManager
 
 from mlflashpoint.adapter.megatron_bridge.local_manager import MLFlashpointLocalCheckpointManager
 
-log = logging.getLogger("mlflashpoint.adapter.megatron_bridge")
-
 
 class MLFlashpointBridgeCheckpointManager:
     """Bridge's own checkpoint manager, with local checkpoints in the memory store.
 
-    Durable saves, loads from durable storage and asynchronous saves are Bridge's, unchanged.
+    Durable saves, loads from durable storage and asynchronous saves are Bridge's, unchanged. With PEFT Bridge needs the
+    agent beside it: by itself it fails when local checkpoints are on.
 
     Args:
         checkpoint_config: Bridge's ``CheckpointConfig``.
@@ -33,7 +31,6 @@ class MLFlashpointBridgeCheckpointManager:
         if checkpoint_config.non_persistent_ckpt_type == "local":
             self._local = MLFlashpointLocalCheckpointManager(checkpoint_config)
             self.checkpointing_context["local_checkpoint_manager"] = self._local
-        self._warned = False
 
     @property
     def checkpointing_context(self) -> dict[str, Any]:
@@ -45,12 +42,6 @@ class MLFlashpointBridgeCheckpointManager:
         """Save as ``ctx`` says: to memory if it is non-persistent, else by Bridge."""
         if self._local is not None:
             self._local.describe(ctx.state.cfg, ctx.model)
-            if getattr(ctx.state.cfg, "peft", None) is not None and not self._warned:
-                self._warned = True
-                log.warning(
-                    "Bridge asks no checkpoint manager for a resume of PEFT adapters: versions in memory are used only "
-                    "after a restart under the agent (MLFLASHPOINT_ENABLED=1), or if checkpoint.load holds a checkpoint"
-                )
         # The protocol had no callbacks before 0.5.
         self._default.save(ctx, *([callback_manager] if _takes_callbacks() else []))
 
