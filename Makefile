@@ -8,7 +8,7 @@ PYTHON := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-FRAMEWORKS := --ignore=tests/adapter --ignore=tests/replication
+FRAMEWORKS := --ignore=tests/adapter --ignore=tests/replication --ignore=tests/core/test_torchrun.py
 
 .PHONY: help demo test test-core lint bench env envs clean
 
