@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.25
 
@@ -57,10 +58,14 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def adopt_orphans() -> None:
-    """Make processes that lose their parent below this one its children, so that none can escape ``run``."""
+def _prctl(option: int, value: int) -> None:
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _die_with_parent() -> None:
+    """In the child: a command whose ``mlflashpoint ab`` is killed would run on with nobody to stop it."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def run(
@@ -86,7 +91,8 @@ def run(
         OSError: it can't be started.
         Interrupted: a signal came; the command and all its processes are stopped by then.
     """
-    adopt_orphans()
+    # processes that lose their parent below this one become its children, so that none can escape
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     others = frozenset(_children())
     started = time.monotonic()
     process = subprocess.Popen(
@@ -96,6 +102,7 @@ def run(
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,
+        preexec_fn=_die_with_parent,
     )
     timed_out = False
     try:

@@ -169,6 +169,21 @@ def test_an_interrupt_stops_the_job_and_keeps_what_is_done(tmp_path: Path, numbe
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+def test_a_job_does_not_outlive_the_command_that_runs_it(tmp_path: Path) -> None:
+    script = "echo $$ > pid; echo hanging; exec sleep 600"
+    command = [sys.executable, "-m", "mlflashpoint.cli", "ab", "--arm", "a", "--arm", "b", "--output", "out"]
+    process = subprocess.Popen(
+        [*command, "--", "sh", "-c", script], cwd=tmp_path, env=environ(), stderr=subprocess.DEVNULL
+    )
+    _wait_for(tmp_path / "out" / "logs" / "a-r1.log", "hanging")
+    process.kill()
+    process.wait(30)
+    deadline = time.monotonic() + 10
+    while _alive(int((tmp_path / "pid").read_text())):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_the_memory_of_a_run_is_given_back(tmp_path: Path) -> None:
     script = (
         "mkdir -p $MLFLASHPOINT_BASE_CONTAINER && "
