@@ -438,7 +438,7 @@ class Actor:
     def go(self, item):
         import table
         return item.save(1), fw.core.save(2), len(table.CALLS), type(item).__name__
-ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20)
 actor = Actor.remote()
 print(ray.get(actor.go.remote(InMain("d")), timeout=90))
 ray.shutdown()
