@@ -85,6 +85,16 @@ class Channel:
             values += [_decode(key, data) for key, data in zip(batch, found, strict=True)]
         return values
 
+    def read_present(self, keys: Sequence[str]) -> list[Any | None]:
+        """The records at ``keys``, None for each that is not there yet; never waits."""
+        values: list[Any | None] = []
+        for start in range(0, len(keys), _BATCH):
+            batch = list(keys[start : start + _BATCH])
+            with self._explained(batch[0]):
+                whole = self._store.check(batch)
+            values += self.read_many(batch) if whole else [self.read(key) for key in batch]
+        return values
+
     def add(self, key: str, amount: int = 1) -> int:
         """Add to the counter ``key`` (0 at first) and return its new value."""
         with self._explained(key):

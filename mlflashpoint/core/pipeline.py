@@ -93,10 +93,11 @@ class Pipeline:
     def go_on_from(self, step: int) -> None:
         """Training goes on from ``step``, and nothing has been saved yet."""
         self._complete = tuple(key for key in self._complete if key.step <= step)
+        self._pool.go_on_from(step)
 
     def roll_back(self, step: int) -> None:
         """Training goes back to ``step`` within this process."""
-        self.go_on_from(step)
+        self._complete = tuple(key for key in self._complete if key.step <= step)
         self._pool.roll_back(step)
 
     def flush(self, timeout_s: float) -> bool:

@@ -12,7 +12,8 @@ from mlflashpoint.core.incarnation import Incarnation, Lineage
 from mlflashpoint.core.manifest import copies_from_json, copy_to_json, with_holders
 from mlflashpoint.core.plan import plan_recovery
 from mlflashpoint.core.record import ShardCopy
-from mlflashpoint.core.roster import Member, Room
+from mlflashpoint.core.room import Room
+from mlflashpoint.core.roster import Member
 
 log = logging.getLogger("mlflashpoint.core")
 

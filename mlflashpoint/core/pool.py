@@ -20,7 +20,7 @@ class SlotPool:
         self._newest: Version | None = None
         self._complete: set[Version] = set()
         self._rollbacks: list[int] = []
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.RLock())
 
     def adopt(self, records: Sequence[ShardRecord | None], complete: Sequence[VersionKey]) -> None:
         """Take over what the predecessor left in the slots.
@@ -48,14 +48,22 @@ class SlotPool:
             self._complete = found
             self._newest = max(found, default=None)
 
-    def roll_back(self, step: int) -> None:
-        """Training goes back to ``step``, which ends an epoch: nothing above it counts any more."""
+    def go_on_from(self, step: int) -> None:
+        """Training goes on from ``step``: nothing above it counts, and the newest at or below it is protected."""
         with self._changed:
-            self._rollbacks.append(step)
+            if self._rollbacks:
+                self._rollbacks[-1] = min(self._rollbacks[-1], step)
             self._give_up(lambda version: version.step > step)
             self._complete = {version for version in self._complete if version.step <= step}
             held = {tenant.version for tenant in self._tenants}
             self._newest = max((version for version in self._complete if version in held), default=None)
+            self._changed.notify_all()
+
+    def roll_back(self, step: int) -> None:
+        """Training goes back to ``step``, which ends an epoch."""
+        with self._changed:
+            self._rollbacks.append(step)
+            self.go_on_from(step)
 
     def take(self, wait_s: float, hopeless: Callable[[], bool] = lambda: False) -> int | None:
         """Index of a slot that may be overwritten now, marked busy; None if there is none after ``wait_s`` seconds.

@@ -22,7 +22,8 @@ from mlflashpoint.core.manifest import copy_from_json, copy_to_json
 from mlflashpoint.core.plan import SkippedVersion, VersionKey
 from mlflashpoint.core.planner import CHUNK, Planner, Wish
 from mlflashpoint.core.record import ShardCopy
-from mlflashpoint.core.roster import Member, Room
+from mlflashpoint.core.room import Room
+from mlflashpoint.core.roster import Member
 from mlflashpoint.errors import FlashpointError, PeerError, TopologyMismatchError
 
 log = logging.getLogger("mlflashpoint.core")

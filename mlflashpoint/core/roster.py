@@ -1,21 +1,27 @@
-"""The roster: at a start every rank says who and where it is, and all learn the number and name of this incarnation."""
+"""The roster: at a start every rank says who and where it is, and all learn the number and name of this incarnation.
+
+The store may outlive a start: torchrun can keep one for all restarts, with the keys of ranks that are long dead in it.
+So no key is trusted for being there. Each process has a random name of its own (its token), rank 0 proposes a roster
+of the tokens that it found, and a rank takes part in a proposal only if its own token is in it. When a living rank
+has replaced a dead one's entry, rank 0 proposes anew; a proposal that every rank has acknowledged is confirmed.
+Everything later is said under the name of the confirmed start, which no other start ever has.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import secrets
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from mlflashpoint.core.channel import Channel, poll
 from mlflashpoint.core.deadline import Deadline
 from mlflashpoint.core.incarnation import Incarnation, Lineage
-from mlflashpoint.errors import DeadlineExceededError, FlashpointError, PeerError
+from mlflashpoint.core.room import FIRST_SHARE, CalledOff, too_late, unanswered
+from mlflashpoint.errors import PeerError
 
-T = TypeVar("T")
-
-#: part of the deadline after which rank 0 gives up; it can name who is missing, so it has to be the first
-_FIRST_SHARE = 0.8
+#: version of what the ranks say to each other; all ranks must have the same
+PROTOCOL = 1
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,9 @@ class Member:
         node: identity of the node's memory container, empty if it has none.
         domain: label of the node's failure domain.
         seen: highest incarnation number that its node knows of.
-        leader: whether it speaks for its node, one rank per node.
+        job_id: the job that it takes itself for a part of.
+        protocol: version of what the ranks say to each other.
+        leader: whether it speaks for its node, as the lowest rank on it does.
         problem: why it has no memory store, None if it has one.
     """
 
@@ -37,6 +45,8 @@ class Member:
     node: str
     domain: str
     seen: int
+    job_id: str
+    protocol: int = PROTOCOL
     leader: bool = False
     problem: str | None = None
 
@@ -49,6 +59,8 @@ class Member:
             "node": (str,),
             "domain": (str,),
             "seen": (int,),
+            "job_id": (str,),
+            "protocol": (int,),
             "leader": (bool,),
             "problem": (str, type(None)),
         }
@@ -68,114 +80,152 @@ class Joined:
     members: tuple[Member, ...]
 
 
-class Room:
-    """One collective conversation: all ranks enter it, and it ends for all when one of them calls it off.
-
-    Args:
-        channel: talk under a prefix that only this conversation uses.
-        rank: this rank.
-        world_size: ranks that take part.
-        deadline_s: longest time for the whole conversation, in seconds.
-    """
-
-    def __init__(self, channel: Channel, *, rank: int, world_size: int, deadline_s: float) -> None:
-        self.channel = channel
-        self.rank = rank
-        self.world_size = world_size
-        self._deadline = Deadline(deadline_s * (_FIRST_SHARE if rank == 0 else 1.0))
-
-    def until(self, look: Callable[[], T | None], missing: Callable[[], str]) -> T:
-        """Wait for ``look`` to find something.
-
-        Raises:
-            DeadlineExceededError: it did not in time, or some rank said so; the message is ``missing()`` of that rank.
-            PeerError: another rank called the conversation off, or the store can't be reached.
-        """
-
-        def peek() -> T | _CalledOff | None:
-            found = look()
-            return found if found is not None else self._called_off()
-
-        found = poll(peek, self._deadline, world_size=self.world_size)
-        if found is None:
-            found = self.call_off(f"{missing()} within {self._deadline.seconds:g} s", timed_out=True)
-        if isinstance(found, _CalledOff):
-            raise found.error(self.rank)
-        return found  # type: ignore[return-value]
-
-    def arrive(self, what: str) -> None:
-        """Tell that this rank has done ``what``."""
-        self.channel.post(f"{what}/{self.rank}", 1)
-        self.channel.add(what)
-
-    def all_arrived(self, what: str) -> None:
-        """Wait until every rank has done ``what``; raises as ``until`` does, naming those that have not."""
-
-        def missing() -> str:
-            late = [rank for rank in range(self.world_size) if self.channel.read(f"{what}/{rank}") is None]
-            shown = ", ".join(map(str, late[:16])) + (f" and {len(late) - 16} more" if len(late) > 16 else "")
-            return f"rank{'s' if len(late) != 1 else ''} {shown} did not answer ({what})"
-
-        self.until(lambda: True if self.channel.add(what, 0) >= self.world_size else None, missing)
-
-    def call_off(self, text: str, *, timed_out: bool = False) -> _CalledOff:
-        """End the conversation for all ranks; the first reason given holds."""
-        raw = self.channel.decide("called_off", [timed_out, text[:1000]])
-        return _CalledOff.from_json(raw)
-
-    def _called_off(self) -> _CalledOff | None:
-        raw = self.channel.read("called_off")
-        return None if raw is None else _CalledOff.from_json(raw)
-
-
-@dataclass(frozen=True)
-class _CalledOff:
-    timed_out: bool
-    text: str
-
-    @classmethod
-    def from_json(cls, raw: Any) -> _CalledOff:
-        if not isinstance(raw, list) or [type(item) for item in raw] != [bool, str]:
-            raise PeerError("a record in the job's store is malformed")
-        return cls(*raw)
-
-    def error(self, rank: int) -> FlashpointError:
-        if self.timed_out:
-            return DeadlineExceededError(
-                self.text,
-                rank=rank,
-                setting="MLFLASHPOINT_DEADLINE_S",
-                remedy="look at the logs of the ranks named, or raise the setting if they start slowly",
-            )
-        return PeerError(f"another rank gave up: {self.text}", rank=rank)
-
-
-def join(room: Room, me: Member, lineage: Lineage) -> Joined:
+def join(channel: Channel, me: Member, lineage: Lineage, *, world_size: int, deadline_s: float) -> Joined:
     """Enter the roster; collective.
 
     Args:
-        room: a conversation that only this start uses.
+        channel: talk under a prefix that is the group's; it may hold what earlier starts said.
         me: this rank; ``leader`` is decided here.
         lineage: what this node knows of earlier starts.
+        world_size: ranks that have to come.
+        deadline_s: longest wait in seconds.
 
     Raises:
         DeadlineExceededError: some ranks did not come; names them.
         PeerError: the job's store can't be reached, or holds records of another release.
     """
-    leader = bool(me.node) and room.channel.add(f"leader/{me.node}") == 1
-    me = dataclasses.replace(me, leader=leader, seen=max(me.seen, lineage.newest))
-    room.channel.post(f"member/{me.rank}", dataclasses.asdict(me))
-    room.arrive("joined")
-    members: tuple[Member, ...] = ()
+    token = secrets.token_hex(8)
+    me = dataclasses.replace(me, seen=max(me.seen, lineage.newest))
+    channel.post(f"hello/{me.rank}", [token, dataclasses.asdict(me)])
+    channel.add("hellos")
     if me.rank == 0:
-        room.all_arrived("joined")
-        cards = room.channel.read_many([f"member/{rank}" for rank in range(room.world_size)])
-        members = tuple(map(Member.from_json, cards))
+        return _Host(channel, me, world_size, Deadline(deadline_s * FIRST_SHARE)).gather()
+    return _follow(channel, me, token, world_size, Deadline(deadline_s))
+
+
+def _follow(channel: Channel, me: Member, token: str, world_size: int, deadline: Deadline) -> Joined:
+    """Every other rank's part: acknowledge each proposal that names this process, until one is confirmed."""
+    #: proposal -> whether this rank leads its node by it
+    acknowledged: dict[str, bool] = {}
+    foreign: set[str] = set()
+
+    def look() -> Joined | None:
+        name = channel.read("proposal")
+        if name is None or name in foreign:
+            return None
+        talk = channel.under(f"proposal-{name}")
+        if name not in acknowledged:
+            entry = talk.read(f"rank/{me.rank}")
+            if entry is None or entry[0] != token:
+                foreign.add(name)
+                return None
+            called_off = talk.read("called_off")
+            if called_off is not None:
+                raise CalledOff.from_json(called_off).error(me.rank)
+            acknowledged[name] = bool(entry[1])
+            talk.post(f"ack/{me.rank}", 1)
+            talk.add("acks")
+        start = talk.read("confirmed")
+        if start is None:
+            return None
+        return Joined(_start_from(start), dataclasses.replace(me, leader=acknowledged[name]), ())
+
+    joined = poll(look, deadline, world_size=world_size)
+    if joined is None:
+        raise too_late(f"{unanswered([0], 'joined')} within {deadline.seconds:g} s", me.rank)
+    return joined
+
+
+class _Host:
+    """Rank 0's part: propose a roster until one is acknowledged by all."""
+
+    def __init__(self, channel: Channel, me: Member, world_size: int, deadline: Deadline) -> None:
+        self._channel = channel
+        self._me = me
+        self._world_size = world_size
+        self._deadline = deadline
+        self._tokens: list[str | None] = [None] * world_size
+        self._members: list[Member | None] = [None] * world_size
+        self._read_at = 0
+        self._talk = channel
+        self._proposed = False
+
+    def gather(self) -> Joined:
+        try:
+            done = poll(self._complete, self._deadline, world_size=self._world_size)
+            reason = self._misfit() if done else CalledOff(True, self._missing())
+        except PeerError as error:
+            reason = CalledOff(False, error.message)
+        if reason is not None:
+            # Those who are here must not wait for those who are not.
+            self._propose(called_off=reason)
+            raise reason.error(self._me.rank)
+        members = tuple(member for member in self._members if member is not None)
         start = Incarnation.after(max(member.seen for member in members))
-        room.channel.post("start", Lineage((start,)).to_json())
-        return Joined(start, me, members)
-    raw = room.until(lambda: room.channel.read("start"), lambda: "rank 0 did not answer (joined)")
+        self._talk.post("confirmed", Lineage((start,)).to_json())
+        return Joined(start, members[0], members)
+
+    def _complete(self) -> bool | None:
+        if self._reread() and None not in self._tokens:
+            self._propose()
+        # Rank 0 itself has nothing to acknowledge.
+        return True if self._proposed and self._talk.add("acks", 0) >= self._world_size - 1 else None
+
+    def _reread(self, *, always: bool = False) -> bool:
+        """Read the entries again if there can be news; whether there were."""
+        count = self._channel.add("hellos", 0)
+        missing = self._tokens.count(None)
+        # Reading all entries is dear when there are many ranks: not before all those that are missing can have come.
+        if not always and (count == self._read_at or (self._read_at and count - self._read_at < missing)):
+            return False
+        self._read_at = count
+        news = False
+        for rank, raw in enumerate(self._channel.read_present([f"hello/{r}" for r in range(self._world_size)])):
+            # An entry that is proposed already stays as it was proposed.
+            if raw is not None and (hello := _hello_from(raw))[0] != self._tokens[rank]:
+                self._tokens[rank], self._members[rank] = hello
+                news = True
+        return news
+
+    def _propose(self, called_off: CalledOff | None = None) -> None:
+        name = secrets.token_hex(8)
+        talk = self._talk = self._channel.under(f"proposal-{name}")
+        speakers: set[str] = set()
+        for rank, member in enumerate(self._members):
+            if member is not None:
+                leads = bool(member.node) and member.node not in speakers
+                speakers.add(member.node)
+                self._members[rank] = dataclasses.replace(member, leader=leads)
+        entries = zip(self._tokens, self._members, strict=True)
+        talk.post_many({f"rank/{r}": [t, m.leader] for r, (t, m) in enumerate(entries) if m is not None})
+        if called_off is not None:
+            talk.post("called_off", called_off.to_json())
+        self._channel.post("proposal", name)
+        self._proposed = True
+
+    def _missing(self) -> str:
+        self._reread(always=True)
+        late = [rank for rank, token in enumerate(self._tokens) if token is None]
+        # All have an entry, so one of the entries is a dead rank's: it has not acknowledged the proposal.
+        late = late or [r for r in range(1, self._world_size) if self._talk.read(f"ack/{r}") is None]
+        return f"{unanswered(late, 'joined')} within {self._deadline.seconds:g} s"
+
+    def _misfit(self) -> CalledOff | None:
+        for member in self._members:
+            if member is not None and (member.job_id, member.protocol) != (self._me.job_id, self._me.protocol):
+                theirs = f"rank {member.rank} is of job {member.job_id!r}, protocol {member.protocol}"
+                return CalledOff(False, f"{theirs}; rank 0 of job {self._me.job_id!r}, protocol {self._me.protocol}")
+        return None
+
+
+def _hello_from(raw: Any) -> tuple[str, Member]:
+    if not isinstance(raw, list) or len(raw) != 2 or not isinstance(raw[0], str):
+        raise PeerError("a rank's entry in the roster is malformed", remedy="run one mlflashpoint release on all ranks")
+    return raw[0], Member.from_json(raw[1])
+
+
+def _start_from(raw: Any) -> Incarnation:
     starts = Lineage.from_json(raw).starts
     if len(starts) != 1:
         raise PeerError("the record of this start is malformed")
-    return Joined(starts[0], me, members)
+    return starts[0]

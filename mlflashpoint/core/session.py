@@ -17,7 +17,8 @@ from mlflashpoint.core.container import Container, check_group, open_container
 from mlflashpoint.core.incarnation import Incarnation, Lineage, read_lineage, record_lineage
 from mlflashpoint.core.manifest import seats_of
 from mlflashpoint.core.ranks import Ranks
-from mlflashpoint.core.roster import Joined, Member, Room, join
+from mlflashpoint.core.room import Room
+from mlflashpoint.core.roster import Joined, Member, join
 from mlflashpoint.core.seat import SeatLock
 from mlflashpoint.errors import ContainerError, FlashpointError, PeerError
 from mlflashpoint.settings import StoreConfig
@@ -113,10 +114,6 @@ class Session:
         """
         with self._lock:
             if self._joined is None:
-                channel = self.channel()
-                # Counting our own arrivals keeps a second try, or a second start in one store, apart from the first.
-                generation = channel.add(f"generation/{self.ranks.rank}")
-                room = self.room(channel.under(f"start-{generation}"))
                 lineage = self._lineage()
                 node = "" if self._container is None else self._container.node
                 me = Member(
@@ -125,9 +122,16 @@ class Session:
                     node=node if self.problem is None else "",
                     domain=self.config.failure_domain,
                     seen=self._seen(lineage),
+                    job_id=self.config.job_id,
                     problem=None if self.problem is None else str(self.problem),
                 )
-                self._joined = join(room, me, lineage)
+                self._joined = join(
+                    self.channel().under("start"),
+                    me,
+                    lineage,
+                    world_size=self.ranks.world_size,
+                    deadline_s=self.config.deadline_s,
+                )
                 self.remember()
             return self._joined
 

@@ -12,17 +12,20 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from mlflashpoint.core.runtime import get_runtime
+from mlflashpoint.core.runtime import Runtime
 
 steps, kill_at, out = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-dist.init_process_group("gloo")
-rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+# torchrun's store outlives a restart, and gloo trips over dead ranks' addresses in it; the runtime must not.
+store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, False)
+dist.init_process_group("gloo", store=dist.PrefixStore(f"attempt-{attempt}", store), rank=rank, world_size=world)
 
 weights = torch.zeros(1000, dtype=torch.float64)
 momentum = torch.zeros_like(weights)
 generator = torch.Generator().manual_seed(rank)
 
-runtime = get_runtime()
+runtime = Runtime.from_env(store=store)
 recovery = runtime.find_latest()
 first = 0
 if recovery is not None:

@@ -86,15 +86,17 @@ def test_a_change_right_after_save_never_reaches_the_stored_bytes(make):
 
 
 def test_no_thread_exists_before_the_first_save_and_none_after_the_end(make):
+    # An earlier test's large copy may have left the one helper that all copies of a process share.
+    before = ours()
     store = make()
     store.find_latest()
     store.resumed(-1)
     store.stats()
-    assert ours() == []
+    assert ours() == before
     store.save(state(1, 0), step=1)
-    assert ours() == ["mlflashpoint-default"]
+    assert sorted(ours()) == sorted([*before, "mlflashpoint-default"])
     store.close()
-    assert ours() == []
+    assert ours() == before
 
 
 def test_a_step_that_is_stored_is_not_stored_again(make):

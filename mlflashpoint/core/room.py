@@ -1,0 +1,110 @@
+"""A room: one collective conversation of all ranks, in which who does not answer is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from mlflashpoint.core.channel import Channel, poll
+from mlflashpoint.core.deadline import Deadline
+from mlflashpoint.errors import DeadlineExceededError, FlashpointError, PeerError
+
+T = TypeVar("T")
+
+#: part of the deadline after which rank 0 gives up; it can name who is missing, so it has to be the first
+FIRST_SHARE = 0.8
+
+
+class Room:
+    """One collective conversation: all ranks enter it, and it ends for all when one of them calls it off.
+
+    Args:
+        channel: talk under a prefix that only this conversation uses.
+        rank: this rank.
+        world_size: ranks that take part.
+        deadline_s: longest time for the whole conversation, in seconds.
+    """
+
+    def __init__(self, channel: Channel, *, rank: int, world_size: int, deadline_s: float) -> None:
+        self.channel = channel
+        self.rank = rank
+        self.world_size = world_size
+        self._deadline = Deadline(deadline_s * (FIRST_SHARE if rank == 0 else 1.0))
+
+    def until(self, look: Callable[[], T | None], missing: Callable[[], str]) -> T:
+        """Wait for ``look`` to find something.
+
+        Raises:
+            DeadlineExceededError: it did not in time, or some rank said so; the message is ``missing()`` of that rank.
+            PeerError: another rank called the conversation off, or the store can't be reached.
+        """
+
+        def peek() -> T | CalledOff | None:
+            found = look()
+            return found if found is not None else self._called_off()
+
+        found = poll(peek, self._deadline, world_size=self.world_size)
+        if found is None:
+            found = self.call_off(f"{missing()} within {self._deadline.seconds:g} s", timed_out=True)
+        if isinstance(found, CalledOff):
+            raise found.error(self.rank)
+        return found  # type: ignore[return-value]
+
+    def arrive(self, what: str) -> None:
+        """Tell that this rank has done ``what``."""
+        self.channel.post(f"{what}/{self.rank}", 1)
+        self.channel.add(what)
+
+    def all_arrived(self, what: str) -> None:
+        """Wait until every rank has done ``what``; raises as ``until`` does, naming those that have not."""
+
+        def missing() -> str:
+            return unanswered([r for r in range(self.world_size) if self.channel.read(f"{what}/{r}") is None], what)
+
+        self.until(lambda: True if self.channel.add(what, 0) >= self.world_size else None, missing)
+
+    def call_off(self, text: str, *, timed_out: bool = False) -> CalledOff:
+        """End the conversation for all ranks; the first reason given holds."""
+        return CalledOff.from_json(self.channel.decide("called_off", CalledOff(timed_out, text).to_json()))
+
+    def _called_off(self) -> CalledOff | None:
+        raw = self.channel.read("called_off")
+        return None if raw is None else CalledOff.from_json(raw)
+
+
+@dataclass(frozen=True)
+class CalledOff:
+    """Why a conversation ended: a rank waited in vain, or gave up."""
+
+    timed_out: bool
+    text: str
+
+    @classmethod
+    def from_json(cls, raw: Any) -> CalledOff:
+        if not isinstance(raw, list) or [type(item) for item in raw] != [bool, str]:
+            raise PeerError("a record in the job's store is malformed")
+        return cls(*raw)
+
+    def to_json(self) -> list[Any]:
+        return [self.timed_out, self.text[:1000]]
+
+    def error(self, rank: int) -> FlashpointError:
+        if self.timed_out:
+            return too_late(self.text, rank)
+        return PeerError(f"another rank gave up: {self.text}", rank=rank)
+
+
+def unanswered(ranks: list[int], what: str) -> str:
+    """One clause that names the ranks that have not done ``what``."""
+    shown = ", ".join(map(str, ranks[:16])) + (f" and {len(ranks) - 16} more" if len(ranks) > 16 else "")
+    return f"rank{'s' if len(ranks) != 1 else ''} {shown} did not answer ({what})"
+
+
+def too_late(text: str, rank: int) -> DeadlineExceededError:
+    return DeadlineExceededError(
+        text,
+        rank=rank,
+        setting="MLFLASHPOINT_DEADLINE_S",
+        remedy="look at the logs of the ranks named, or raise the setting if they start slowly",
+    )
