@@ -6,6 +6,7 @@ size of the job. Messages are JSON. They set up links and carry refusals; bytes 
 Store layout, all under the prefix of the store that is handed in::
 
     box/<rank>/count    messages ever posted to <rank>; gives each its number
+    box/<rank>/read     messages that <rank> has read
     box/<rank>/<n>      message n, deleted once it is read
 """
 
@@ -59,7 +60,8 @@ class Mailbox:
             # A connection of its own, so that the blocking wait holds up nobody else. Before torch 2.8 a store can't be
             # cloned: the thread looks into the box instead.
             self._waiter = store.clone() if hasattr(store, "clone") else None
-            self._next = self._first_unread()
+            # 1, or where a predecessor of this rank, on the same store, stopped reading
+            self._next = int(store.add(f"box/{rank}/read", 0)) + 1
         except RuntimeError as error:
             raise _store_gone(error) from error
         self._thread = threading.Thread(target=self._run, name="mlflashpoint-mailbox", daemon=True)
@@ -108,15 +110,6 @@ class Mailbox:
             _log.debug("the store was gone before the mailbox of rank %d closed", self._rank)
         self._thread.join(timeout_s)
 
-    def _first_unread(self) -> int:
-        """1, or where a predecessor of this rank, on the same store, stopped reading."""
-        first = int(self._store.add(f"box/{self._rank}/count", 0)) + 1
-        for n in range(first - 1, max(0, first - 1 - _LOOK_BACK), -1):
-            if not self._store.check([f"box/{self._rank}/{n}"]):
-                break
-            first = n
-        return first
-
     def _run(self) -> None:
         while not self._closed:
             try:
@@ -153,6 +146,8 @@ class Mailbox:
                 return None
         store = self._waiter or self._store
         data = bytes(store.get(key))
+        # In this order: a successor may read a message twice, but never waits for one that is gone.
+        store.add(f"box/{self._rank}/read", 1)
         store.delete_key(key)
         return data
 

@@ -63,6 +63,21 @@ def test_a_sender_that_died_between_number_and_message_blocks_nobody_for_good(st
     receiver.close(timeout_s=5)
 
 
+def test_a_message_that_is_being_posted_while_the_receiver_restarts_is_not_lost(store):
+    receiver, inbox = mailbox(store, 1)
+    receiver.post(1, {"n": 1})
+    assert inbox.get(timeout=20) == {"n": 1}
+    receiver.close(timeout_s=5)
+    raw = dist.PrefixStore("m", store)
+    raw.set(f"box/1/{raw.add('box/1/count', 1)}", '{"n": 2}')
+    number = raw.add("box/1/count", 1)
+    receiver, inbox = mailbox(store, 1)
+    assert inbox.get(timeout=20) == {"n": 2}
+    raw.set(f"box/1/{number}", '{"n": 3}')
+    assert inbox.get(timeout=20) == {"n": 3}
+    receiver.close(timeout_s=5)
+
+
 def test_what_is_no_message_is_passed_over(store):
     receiver, inbox = mailbox(store, 1)
     raw = dist.PrefixStore("m", store)

@@ -300,24 +300,25 @@ def _send_quietly(transport):
 
 def test_a_receiver_killed_in_the_middle_is_an_error_and_its_successor_gets_the_next_shard(fabric):
     fabric.peer.start("take")
-    with pytest.raises((PeerError, DeadlineExceededError), match="rank 1"):
-        fabric.send([peers.pattern(7, HUGE)], timeout_s=10.0, progress=lambda _: fabric.peer.signal(signal.SIGKILL))
+    # not at the deadline, which is what gloo itself would leave it to
+    with pytest.raises(PeerError, match="rank 1"):
+        fabric.send([peers.pattern(7, HUGE)], timeout_s=60.0, progress=lambda _: fabric.peer.signal(signal.SIGKILL))
     fabric.peer.stop()
     with pytest.raises((PeerError, DeadlineExceededError), match="rank 1"):
         fabric.send([b"nobody is there"], timeout_s=1.0)
-    fabric.restart().start("take")
+    # it may find first what was sent while nobody was there, and whose sender has given up
+    fabric.restart().start("take_one_that_comes")
     fabric.send([peers.pattern(8, MIB)])
-    while (taken := fabric.peer.answer()).get("error"):
-        # what was sent while nobody was there may be found first: its sender has given up
-        fabric.peer.start("take")
-    assert taken["digest"] == peers.xxh(peers.pattern(8, MIB))
+    assert fabric.peer.answer()["digest"] == peers.xxh(peers.pattern(8, MIB))
 
 
 def test_a_sender_killed_in_the_middle_is_an_error_and_its_successor_is_heard(fabric):
-    fabric.peer.start("send", peer=0, seed=9, sizes=[HUGE], timeout_s=20.0, signal_self=signal.SIGKILL)
+    fabric.peer.start("send", peer=0, seed=9, sizes=[HUGE], timeout_s=60.0, signal_self=signal.SIGKILL)
     incoming = fabric.me.receive(timeout_s=20)
-    with pytest.raises((PeerError, DeadlineExceededError), match="rank 1"):
-        incoming.accept([memoryview(bytearray(HUGE))], timeout_s=8)
+    # Mooncake writes into our memory without our doing, and only its silence tells
+    expected = PeerError if fabric.kind == "gloo" else DeadlineExceededError
+    with pytest.raises(expected, match="rank 1"):
+        incoming.accept([memoryview(bytearray(HUGE))], timeout_s=60 if fabric.kind == "gloo" else 8)
     fabric.peer.stop()
     fabric.restart().start("send", peer=0, seed=10, sizes=[MIB])
     buffer = bytearray(MIB)
@@ -370,8 +371,8 @@ def test_close_ends_every_call_in_progress_and_leaves_no_thread(fabric):
     mine.close(timeout_s=5)
     left = {thread for thread in set(threading.enumerate()) - before if "mlflashpoint" in thread.name}
     assert not left
-    # the peer may hold the shard that was never accepted: it is gone once somebody looks
-    assert "error" in fabric.peer.ask("take", timeout_s=2)
+    # the peer may still hold the shard that was never accepted: whoever looks finds that its sender is gone
+    assert set(fabric.peer.ask("take", timeout_s=2)) & {"error", "none"}
 
 
 def test_a_closed_peer_process_has_no_thread_left(fabric):
