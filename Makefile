@@ -1,6 +1,6 @@
 # make demo   a real training job is killed and resumes from memory
 # make test   lint, types and every test
-# make test-core  the same without the tests of the adapters and of replication
+# make test-core  the same without the tests of the adapters
 # make bench  every benchmark, as ratios
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -8,7 +8,7 @@ PYTHON := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-FRAMEWORKS := --ignore=tests/adapter --ignore=tests/replication --ignore=tests/core/test_torchrun.py
+FRAMEWORKS := --ignore=tests/adapter
 
 .PHONY: help demo test test-core lint bench env envs clean
 
