@@ -22,7 +22,9 @@ def prepare() -> None:
 def settle() -> None:
     """Use what Bridge offers for a machine without CUDA; imports Megatron."""
     import functools
+    import importlib.util
 
+    import megatron.bridge.peft.utils as adapters
     import megatron.bridge.training.initialize as initialize
     import megatron.bridge.training.setup as setup
 
@@ -32,3 +34,6 @@ def settle() -> None:
     # The wheel carries the compiled helpers; building them again would need make and pybind11.
     initialize.compile_helpers = lambda: None
     adam.install()
+    if importlib.util.find_spec("transformer_engine") is None:
+        # Megatron-Core's names for Transformer Engine's layers exist without it, as None, and Bridge takes them for it.
+        adapters.HAVE_TE = False
