@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ class MLFlashpointLocalCheckpointIndex:
         Collective at the first call and remembered from then on: all ranks call it, and get the same answer.
         """
         if self._step is None:
-            self._step = self._search()
+            self._step = self._together()
         return self._step
 
     @property
@@ -67,21 +68,30 @@ class MLFlashpointLocalCheckpointIndex:
             log.warning("the memory version of step %d is not used: %s", self.found, reason)
         self._step, self.recovery = -1, None
 
-    def _search(self) -> int:
-        if self.runtime is None:
+    def _together(self) -> int:
+        """The step that every rank has found; a fault on one of them is no reason to raise in Bridge's set-up."""
+        runtime = self.runtime
+        if runtime is None:
             return -1
+        problem: Exception | None = None
+        try:
+            self.recovery = self._search(runtime)
+        except Exception as error:
+            problem = error
+            log.error("memory can't be asked for a version: %s", error, exc_info=not isinstance(error, FlashpointError))
+        if not runtime.agree("bridge/found", problem is None):
+            self.recovery = None
+        return -1 if self.recovery is None else self.recovery.step
+
+    def _search(self, runtime: Runtime) -> Recovery | None:
+        newest = durable.resume_step(self.checkpoint_config)
         if durable.is_pinned(self.checkpoint_config):
             log.info(
-                "the recipe names the checkpoint to load (ckpt_step, or an iteration's folder): memory is not asked"
+                "the recipe names the checkpoint to load (ckpt_step, or an iteration's folder): memory is not used"
             )
-            return -1
-        try:
-            self.recovery = self.runtime.find_latest(durable_step=durable.resume_step(self.checkpoint_config))
-        except FlashpointError as error:
-            # Raised on every rank, so all of them go on from durable storage.
-            log.error("memory can't be asked for a version: %s", error)
-            return -1
-        return -1 if self.recovery is None else self.recovery.step
+            # The ranks meet all the same: what the store holds above that step will be of an abandoned past.
+            newest = sys.maxsize
+        return runtime.find_latest(durable_step=newest)
 
 
 _last: Runtime | None = None

@@ -18,7 +18,7 @@ from mlflashpoint.adapter.megatron_bridge.cadence import fields_set
 from mlflashpoint.adapter.megatron_bridge.index import MLFlashpointLocalCheckpointIndex, log
 from mlflashpoint.adapter.megatron_bridge.tensor_aware import BridgeShard, put_together
 from mlflashpoint.core.runtime import SaveResult
-from mlflashpoint.errors import FlashpointError, NoVersionError, StateMismatchError, TopologyMismatchError
+from mlflashpoint.errors import NoVersionError, StateMismatchError, TopologyMismatchError
 
 #: with these Bridge reorders gated weights on load, so that they differ from what was stored on purpose
 _REORDERING = ("moe_mlp_glu_interleave_size", "moe_shared_expert_glu_interleave_size")
@@ -174,7 +174,7 @@ class MLFlashpointLocalCheckpointManager(MLFlashpointLocalCheckpointIndex):
         if self.runtime is not None:
             try:
                 self.runtime.resumed(step)
-            except FlashpointError as error:
+            except Exception as error:
                 log.error("the store could not be told that training goes on from step %d: %s", step, error)
 
 

@@ -19,8 +19,8 @@ ENV = ROOT / ".envs" / "bridge"
 OVERLAYS = ROOT / ".envs" / "bridge-overlays"
 HERE = Path(__file__).parent
 RANKS = 2
-DEADLINE_S = 240.0
-START_S = 400.0
+DEADLINE_S = 300.0
+START_S = 900.0
 
 
 class RunError(AssertionError):
@@ -201,6 +201,7 @@ def environment(version: str, additions: dict[str, str], *, bootstrap: bool) -> 
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "HF_HUB_OFFLINE": "1",
         "CUDA_VISIBLE_DEVICES": "",
+        "FLEET_OWNER": str(os.getpid()),
         **additions,
     }
 

@@ -26,10 +26,11 @@ _IDLE_S = 600
 def serve(folder: Path) -> dict | None:
     """Answer requests until ``stop`` appears; returns in the forked child, with the request, to run it."""
     rank = os.environ["RANK"]
+    owner = Path("/proc", os.environ["FLEET_OWNER"])
     number = 0
     last = time.monotonic()
     Path(folder, f"ready.{rank}").touch()
-    while time.monotonic() - last < _IDLE_S and os.getppid() != 1:
+    while time.monotonic() - last < _IDLE_S and owner.exists():
         request = folder / f"run-{number}.json"
         if (folder / "stop").exists():
             return None
