@@ -161,13 +161,19 @@ class Runtime:
         return answer
 
     def channel(self, role: str) -> Channel:
-        """Talk to the group's ranks, under a prefix for adapters; all roles share one connection and one prefix.
+        """Talk to the group's ranks, under a prefix that the adapters of this start alone use.
 
-        Raises PeerError if there is no store to talk through.
+        All roles share one connection and one prefix. The first call of a start waits for all ranks, until the
+        deadline.
+
+        Raises:
+            DeadlineExceededError: some ranks did not come; names them.
+            PeerError: there is no store to talk through.
         """
         del role
         self._check_process()
-        return self._session.channel().under("adapter")
+        start = self._session.joined().start
+        return self._session.channel().under(f"run-{start.run}/adapter")
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait for this rank's background work; False if it takes longer than ``timeout_s`` (None: ``deadline_s``)."""

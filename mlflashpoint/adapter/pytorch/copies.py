@@ -2,38 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from mlflashpoint.core.copying import Span, copy_tensors, spans_of
+from mlflashpoint.core.copying import in_two_threads
+
+#: bytes that a thread takes at a time
+_BLOCK = 8 << 20
 
 
-def plan_copies(tensors: Sequence[Tensor]) -> tuple[list[Span], int]:
-    """How to share the copying of such tensors out, and their bytes; stays good while shapes and dtypes do."""
-    sizes = [(tensor.numel(), tensor.numel() * tensor.element_size()) for tensor in tensors]
-    return spans_of(sizes), sum(nbytes for _, nbytes in sizes)
-
-
-def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor], plan: tuple[list[Span], int] | None = None) -> None:
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Copy each source into the target of the same shape, on any devices and between any dtypes.
 
     Args:
         targets: written.
         sources: read.
-        plan: from ``plan_copies``, if all are on the host and of equal dtypes.
     """
-    if not targets:
-        return
-    if plan is None and all(
+    if all(
         target.device.type == source.device.type == "cpu" and target.dtype == source.dtype
         for target, source in zip(targets, sources, strict=True)
     ):
-        plan = plan_copies(sources)
-    if plan is not None:
-        copy_tensors(targets, sources, *plan)
+        units, nbytes = _units(targets, sources)
+        in_two_threads(units, nbytes)
         return
     with torch.no_grad():
         for target, source in zip(targets, sources, strict=True):
             target.copy_(source)
+
+
+def _units(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> tuple[list[Callable[[], object]], int]:
+    """Portions for one thread's turn, and the bytes of all together."""
+    units: list[Callable[[], object]] = []
+    to: list[Tensor] = []
+    of: list[Tensor] = []
+    waiting = total = 0
+    for target, source in zip(targets, sources, strict=True):
+        nbytes = source.numel() * source.element_size()
+        total += nbytes
+        if nbytes > 2 * _BLOCK and target.is_contiguous() and source.is_contiguous():
+            units += _blocks(target, source)
+            continue
+        to.append(target)
+        of.append(source)
+        waiting += nbytes
+        if waiting >= _BLOCK:
+            units.append(functools.partial(torch._foreach_copy_, to, of))
+            to, of, waiting = [], [], 0
+    if to:
+        units.append(functools.partial(torch._foreach_copy_, to, of))
+    return units, total
+
+
+def _blocks(target: Tensor, source: Tensor) -> list[Callable[[], object]]:
+    step = _BLOCK // source.element_size()
+    to, of = target.detach().view(-1), source.detach().view(-1)
+    return [
+        functools.partial(to[start : start + step].copy_, of[start : start + step])
+        for start in range(0, of.numel(), step)
+    ]

@@ -7,6 +7,7 @@ in it. So a version is complete exactly if DCP finished it, and any one shard de
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mlflashpoint.adapter.pytorch.shards import pack
@@ -27,14 +28,23 @@ class Bulletin:
     """Metadata of checkpoints in the job's store, by digest: saves of one structure send it once.
 
     Args:
-        channel: talk that this group's DCP saves alone use; None for a job of one rank.
+        connect: gives the talk that the DCP saves of this start alone use; None for a job of one rank. Called in the
+            background, where waiting for the other ranks holds nobody up.
     """
 
-    def __init__(self, channel: Channel | None) -> None:
-        self.channel = channel
+    def __init__(self, connect: Callable[[], Channel] | None) -> None:
+        self._connect = connect
+        self._channel: Channel | None = None
         self._known: dict[str, str] = {}
         self._posted: list[tuple[str, int]] = []
         self._outcomes: list[str] = []
+
+    @property
+    def channel(self) -> Channel | None:
+        """Raises PeerError, DeadlineExceededError."""
+        if self._channel is None and self._connect is not None:
+            self._channel = self._connect()
+        return self._channel
 
     def post(self, metadata: bytes) -> tuple[str, str]:
         """Make it readable for all; returns its digest and its packed text."""
@@ -42,15 +52,16 @@ class Bulletin:
         text = self._known.get(digest)
         if text is None:
             text = pack(metadata)
-            if self.channel is not None:
+            channel = self.channel
+            if channel is not None:
                 pieces = [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]
                 for number, piece in enumerate(pieces):
-                    self.channel.post(f"metadata/{digest}/{number}", piece)
+                    channel.post(f"metadata/{digest}/{number}", piece)
                 self._posted.append((digest, len(pieces)))
-                self.channel.post(f"metadata/{digest}", len(pieces))
+                channel.post(f"metadata/{digest}", len(pieces))
                 while len(self._posted) > _KEPT:
                     old, count = self._posted.pop(0)
-                    self.channel.delete(f"metadata/{old}", *(f"metadata/{old}/{n}" for n in range(count)))
+                    channel.delete(f"metadata/{old}", *(f"metadata/{old}/{n}" for n in range(count)))
             self._remember(digest, text)
         return digest, text
 
@@ -58,21 +69,23 @@ class Bulletin:
         """The packed text of that digest; raises PeerError if it is not there."""
         text = self._known.get(digest)
         if text is None:
-            assert self.channel is not None
-            count = self.channel.read(f"metadata/{digest}")
+            channel = self.channel
+            assert channel is not None
+            count = channel.read(f"metadata/{digest}")
             if not isinstance(count, int):
                 raise PeerError("the checkpoint's metadata is not in the job's store")
-            text = "".join(map(str, self.channel.read_many([f"metadata/{digest}/{n}" for n in range(count)])))
+            text = "".join(map(str, channel.read_many([f"metadata/{digest}/{n}" for n in range(count)])))
             self._remember(digest, text)
         return text
 
     def decide(self, key: str, final: bool, text: str) -> tuple[bool, str]:
         """Settle a save for all ranks; the first to speak wins."""
-        assert self.channel is not None
+        channel = self.channel
+        assert channel is not None
         self._outcomes.append(key)
         while len(self._outcomes) > _OUTCOMES:
-            self.channel.delete(self._outcomes.pop(0))
-        settled = self.channel.decide(key, [final, text])
+            channel.delete(self._outcomes.pop(0))
+        settled = channel.decide(key, [final, text])
         return bool(settled[0]), str(settled[1])
 
     def _remember(self, digest: str, text: str) -> None:
@@ -142,13 +155,15 @@ class Save:
         return text
 
     def _settle(self, bulletin: Bulletin, world_size: int, deadline: Deadline) -> str:
+        channel = bulletin.channel
+
         def look() -> tuple[bool, str] | None:
             if self._failure is not None:
                 raise self._failure
             if self._metadata is not None:
                 digest, _ = bulletin.post(self._metadata)
                 return bulletin.decide(self.key, True, digest) if self._shared else (True, digest)
-            raw = None if bulletin.channel is None else bulletin.channel.read(self.key)
+            raw = None if channel is None else channel.read(self.key)
             return None if raw is None else (bool(raw[0]), str(raw[1]))
 
         found = poll(look, deadline, world_size=world_size)

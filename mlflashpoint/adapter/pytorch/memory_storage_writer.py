@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -206,8 +207,8 @@ class MemoryStorageWriter(StorageWriter):
     def _bulletin(self, runtime: Runtime) -> Bulletin:
         found = self._bulletins.get(id(runtime))
         if found is None:
-            channel = runtime.channel("dcp").under("dcp") if runtime.world_size > 1 else None
-            found = self._bulletins[id(runtime)] = Bulletin(channel)
+            connect = (lambda: runtime.channel("dcp").under("dcp")) if runtime.world_size > 1 else None
+            found = self._bulletins[id(runtime)] = Bulletin(connect)
         return found
 
     def _store(self, runtime: Runtime, save: Save, state: dict[str, Any], table: _Table) -> SaveResult:
@@ -234,13 +235,17 @@ class MemoryStorageWriter(StorageWriter):
         return result
 
     def _tell(self, runtime: Runtime, save: Save, error: BaseException) -> None:
-        """Let the other ranks' shards of this step go."""
-        if runtime.world_size > 1:
+        """Let the other ranks' shards of this step go; in the background, because it may wait for those ranks."""
+
+        def tell() -> None:
             try:
                 channel = runtime.channel("dcp-failures").under("dcp")
                 channel.decide(save.key, [False, f"rank {runtime.rank}: {error}"[:1000]])
             except FlashpointError as unreachable:
                 log.warning("the other ranks could not be told of a failed save: %s", unreachable)
+
+        if runtime.world_size > 1:
+            threading.Thread(target=tell, name="mlflashpoint-tell", daemon=True).start()
 
     def _describe(self, plan: SavePlan, rank: int) -> tuple[list[str], _Table]:
         """The items' names, and what to tell the coordinator of them; made once per plan."""

@@ -93,7 +93,7 @@ def decode_metadata(data: bytes) -> VersionMetadata:
         document = json.loads(data)
         if document["format"] != _FORMAT:
             raise ShardFormatError(f"DCP metadata of format {document['format']!r}, not {_FORMAT}")
-        kinds = [tuple(kind) for kind in document["properties"]]
+        kinds = [_properties(tuple(kind)) for kind in document["properties"]]
         content: dict[str, Any] = {}
         holders: dict[ChunkKey, int] = {}
         for entry in document["entries"]:
@@ -111,7 +111,9 @@ def decode_metadata(data: bytes) -> VersionMetadata:
                     offsets, sizes, holder = torch.Size(chunk[0]), torch.Size(chunk[1]), _of(int, chunk[2])
                 chunks.append(ChunkStorageMetadata(offsets=offsets, sizes=sizes))
                 holders[fqn, tuple(offsets)] = holder
-            content[fqn] = TensorStorageMetadata(properties=_properties(kinds[entry[1]]), size=size, chunks=chunks)
+            # One object per tensor: a planner may change them.
+            properties = TensorProperties(*kinds[entry[1]])
+            content[fqn] = TensorStorageMetadata(properties=properties, size=size, chunks=chunks)
         metadata = Metadata(state_dict_metadata=content)
         for name, value in document["extra"].items():
             # A field or an attribute that a planner added, never one of the object's own methods.
@@ -135,14 +137,15 @@ def _describe(properties: TensorProperties) -> tuple[object, ...]:
     )
 
 
-def _properties(described: tuple[Any, ...]) -> TensorProperties:
+def _properties(described: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments of ``TensorProperties``."""
     dtype, layout, requires_grad, memory_format, pin_memory = described
-    return TensorProperties(
-        dtype=_torch_constant(dtype, torch.dtype),
-        layout=_torch_constant(layout, torch.layout),
-        requires_grad=_of(bool, requires_grad),
-        memory_format=_torch_constant(memory_format, torch.memory_format),
-        pin_memory=_of(bool, pin_memory),
+    return (
+        _torch_constant(dtype, torch.dtype),
+        _torch_constant(layout, torch.layout),
+        _of(bool, requires_grad),
+        _torch_constant(memory_format, torch.memory_format),
+        _of(bool, pin_memory),
     )
 
 
@@ -167,6 +170,8 @@ def _to_plain(value: Any, key: str) -> Any:
     if isinstance(value, tuple):
         return {"tuple": [_to_plain(entry, f"{key}[{i}]") for i, entry in enumerate(value)]}
     if isinstance(value, Mapping):
+        if value and all(map(_is_path, value.items())):
+            return {"paths": [[name, list(path)] for name, path in value.items()]}
         pairs = [[_to_plain(k, f"{key} key"), _to_plain(v, f"{key}.{k}")] for k, v in value.items()]
         return {"dict": pairs}
     if isinstance(value, bytes):
@@ -185,6 +190,12 @@ def _to_plain(value: Any, key: str) -> Any:
     )
 
 
+def _is_path(entry: tuple[Any, Any]) -> bool:
+    """Whether it is an entry of DCP's own planner data: a flattened name, and the keys that it was made of."""
+    name, path = entry
+    return type(name) is str and type(path) is tuple and all(type(key) is str or type(key) is int for key in path)
+
+
 def _from_plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_from_plain(entry) for entry in value]
@@ -193,6 +204,8 @@ def _from_plain(value: Any) -> Any:
     ((kind, content),) = value.items()
     if kind == "tuple":
         return tuple(_from_plain(entry) for entry in content)
+    if kind == "paths":
+        return {_of(str, name): tuple(path) for name, path in content}
     if kind == "dict":
         return {_from_plain(k): _from_plain(v) for k, v in content}
     if kind == "size":

@@ -14,7 +14,7 @@ import torch
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.tensor import DTensor
 
-from mlflashpoint.adapter.pytorch.copies import copy_all, plan_copies
+from mlflashpoint.adapter.pytorch.copies import copy_all
 from mlflashpoint.adapter.pytorch.structure import Structure, rebuild
 
 #: sets of buffers that are kept: one being uploaded while the next save is staged
@@ -94,7 +94,6 @@ class _Buffers:
                 offset += _padded(flat[place])
                 self._tensors[place] = view
             self._views[place] = view
-        self._plan = plan_copies(list(self._views.values()))
 
     @property
     def busy(self) -> bool:
@@ -109,7 +108,7 @@ class _Buffers:
             for device in devices:
                 getattr(torch, device.type).current_stream(device).synchronize()
         else:
-            copy_all(views, sources, self._plan)  # type: ignore[arg-type]
+            copy_all(views, sources)  # type: ignore[arg-type]
         tensors = self._tensors
         staged = (tensors[p] if p in tensors else _snapshot(leaf) for p, leaf in enumerate(leaves))
         result = _Staged(rebuild(state, staged))
