@@ -144,9 +144,7 @@ def main() -> int:
 
 def show(runs: list[Run]) -> None:
     """Run it all; raises DemoError where something is not as it should be."""
-    say(
-        f"a GPT trains {STEPS} steps on {RANKS} ranks of Megatron Bridge {VERSION}; its recipe knows nothing of us"
-    )
+    say(f"a GPT trains {STEPS} steps on {RANKS} ranks of Megatron Bridge {VERSION}; its recipe knows nothing of us")
     say(f"  durable saves every {DURABLE} steps, by the recipe; memory saves every {MEMORY} steps, by the environment")
     first = Run("first")
     runs.append(first)
