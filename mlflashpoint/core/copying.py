@@ -1,131 +1,109 @@
 """Copies many tensors between host memory with two threads: the calling one and a helper.
 
-One thread does not saturate the memory of any machine that trains, and the helper costs nothing between saves. Large
-tensors are moved in blocks as raw memory, small ones in batches of one call each.
+One thread does not saturate the memory of a machine that trains, and the helper costs nothing between saves. Tensors
+whose bytes can be taken as they are go in portions of some megabytes, a single call each; the others go through torch.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
-import ctypes
 import functools
 import itertools
-import operator
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mlflashpoint.core.shard import is_dense
+from mlflashpoint.core import streaming
 from mlflashpoint.errors import DeadlineExceededError
 
-#: tensors of this many elements on are moved as raw memory: torch would start threads of its own for them
-LARGE = 32768
-#: bytes that a thread takes at a time
+#: bytes that a thread moves at a time
 BLOCK = 8 << 20
-#: and of a tensor of twice this size or more: the C library writes past the caches in moves of such a size
-HUGE_BLOCK = 128 << 20
+#: the same without our own library: the C library writes past the caches from such a size on
+PLAIN_BLOCK = 128 << 20
 #: below this many bytes waking a helper costs more than it saves
 _WORTH_A_THREAD = 2 << 20
 _DEADLINE_S = 600.0
 
-_memmove = ctypes.CDLL(None).memmove
-_memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-_memmove.restype = None
-
 Unit = Callable[[], object]
 
 
-class Span(NamedTuple):
-    """Tensors that one thread copies in one turn.
-
-    Attributes:
-        pick: takes them, as a tuple, out of a list of all.
-        raw: whether they are large, and moved as memory.
-        start, length: bytes to move, if it is a part of a single very large one; else 0 and -1.
-    """
-
-    pick: Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
-    raw: bool = False
-    start: int = 0
-    length: int = -1
-
-
-def spans_of(tensors: Iterable[tuple[int, int]]) -> list[Span]:
-    """Cut tensors of the given ``(elements, bytes)`` into portions for one thread's turn."""
-    spans: list[Span] = []
-    waiting: dict[bool, list[int]] = {True: [], False: []}
-    filled = {True: 0, False: 0}
-    for place, (elements, nbytes) in enumerate(tensors):
-        if nbytes > 2 * BLOCK:
-            block = HUGE_BLOCK if nbytes >= 2 * HUGE_BLOCK else BLOCK
-            for start in range(0, nbytes, block):
-                spans.append(Span(_picker([place]), True, start, min(block, nbytes - start)))
-            continue
-        raw = elements >= LARGE
-        waiting[raw].append(place)
-        filled[raw] += nbytes
-        if filled[raw] >= BLOCK:
-            spans.append(Span(_picker(waiting[raw]), raw))
-            waiting[raw], filled[raw] = [], 0
-    return spans + [Span(_picker(places), raw) for raw, places in waiting.items() if places]
-
-
-def _picker(places: list[int]) -> Callable[[Sequence[Tensor]], tuple[Tensor, ...]]:
-    if len(places) == 1:
-        place = places[0]
-        return lambda tensors: (tensors[place],)
-    return operator.itemgetter(*places)
-
-
-def copy_tensors(
-    targets: Sequence[Tensor],
-    sources: Sequence[Tensor],
-    spans: Sequence[Span],
-    nbytes: int,
-    meanwhile: Callable[[], object] | None = None,
-) -> None:
-    """Copy each source into the target of the same dtype and shape; all on the CPU.
+class Schedule:
+    """How to copy tensors of given sizes, planned once for all saves or loads of one form.
 
     Args:
-        targets: written.
-        sources: read.
-        spans: ``spans_of`` them.
-        nbytes: of all together.
-        meanwhile: what this thread does before it joins in the copying.
+        sizes: bytes of each.
+        raw: whether each is to be moved as memory: source and target are dense, of one stride, and neither is a
+            conjugate or negative view. The others are copied by torch.
+
+    Attributes:
+        odd: positions of those that are not raw.
+        nbytes: of all.
     """
-    units: list[Unit] = []
-    for span in spans:
-        to, of = span.pick(targets), span.pick(sources)
-        if not span.raw:
-            units.append(functools.partial(torch._foreach_copy_, to, of))
-        elif span.length < 0:
-            units.append(functools.partial(_move_all, to, of))
-        elif _alike(to[0], of[0]):
-            move = functools.partial(_memmove, to[0].data_ptr() + span.start, of[0].data_ptr() + span.start)
-            units.append(functools.partial(move, span.length))
-        elif span.start == 0:
-            units.append(functools.partial(to[0].copy_, of[0]))
-    in_two_threads(units, nbytes, meanwhile)
 
+    def __init__(self, sizes: Sequence[int], raw: Sequence[bool]) -> None:
+        self.odd = [place for place, moved in enumerate(raw) if not moved]
+        self.nbytes = sum(sizes)
+        self._sizes = sizes
+        self._places: list[int] = []
+        self._offsets: list[int] = []
+        lengths: list[int] = []
+        self._portions: list[tuple[int, int]] = []
+        begin, filled = 0, 0
+        for place, (nbytes, moved) in enumerate(zip(sizes, raw, strict=True)):
+            block = BLOCK if streaming.available() or nbytes < 2 * PLAIN_BLOCK else PLAIN_BLOCK
+            for offset in range(0, max(nbytes, 1) if moved else 0, block):
+                length = min(block, nbytes - offset)
+                self._places.append(place)
+                self._offsets.append(offset)
+                lengths.append(length)
+                filled += length
+                if filled >= BLOCK:
+                    self._portions.append((begin, len(lengths)))
+                    begin, filled = len(lengths), 0
+        if begin < len(lengths):
+            self._portions.append((begin, len(lengths)))
+        self._whole = self._places == list(range(len(sizes))) and not any(self._offsets)
+        self._lengths = streaming.addresses(lengths)
 
-def _move_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    for target, source in zip(targets, sources, strict=True):
-        if _alike(target, source):
-            _memmove(target.data_ptr(), source.data_ptr(), target.nbytes)
-        else:
-            target.copy_(source)
+    def addresses(self, of: Sequence[int]) -> array[int]:
+        """Where to move from, or to: from the addresses of all tensors."""
+        if self._whole:
+            return streaming.addresses(of)
+        pieces = zip(self._places, self._offsets, strict=True)
+        return streaming.addresses([of[place] + offset for place, offset in pieces])
 
+    def copy(
+        self,
+        to: array[int],
+        of: array[int],
+        targets: Sequence[Tensor],
+        sources: Sequence[Tensor],
+        meanwhile: Callable[[], object] | None = None,
+    ) -> None:
+        """Copy all; returns when it is done.
 
-def _alike(target: Tensor, source: Tensor) -> bool:
-    """Whether to copy one into the other is to copy its bytes."""
-    if source.is_conj() != target.is_conj() or source.is_neg() != target.is_neg():
-        return False
-    if target.is_contiguous():
-        return source.is_contiguous()
-    return target.stride() == source.stride() and is_dense(target.shape, target.stride())
+        Args:
+            to: where to, from ``addresses``.
+            of: where from, likewise.
+            targets: of the odd ones, in their order.
+            sources: likewise.
+            meanwhile: what this thread does before it joins in.
+        """
+        units: list[Unit] = [
+            functools.partial(streaming.move, to, of, self._lengths, *portion) for portion in self._portions
+        ]
+        first, filled = 0, 0
+        for last, place in enumerate(self.odd):
+            filled += self._sizes[place]
+            if filled >= BLOCK or last == len(self.odd) - 1:
+                part = slice(first, last + 1)
+                units.append(functools.partial(torch._foreach_copy_, list(targets[part]), list(sources[part])))
+                first, filled = last + 1, 0
+        in_two_threads(units, self.nbytes, meanwhile)
 
 
 def in_two_threads(units: Sequence[Unit], nbytes: int, meanwhile: Callable[[], object] | None = None) -> None:

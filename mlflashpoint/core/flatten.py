@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from mlflashpoint.core.dtypes import DTYPE_NAMES
-from mlflashpoint.core.form import Form, crowds_of, identity_of, strides_of, ties
+from mlflashpoint.core.form import Form, crowds_of, flips_of, identity_of, of_host, strides_of, ties
 from mlflashpoint.core.leaves import Leaf, leaf_of
 from mlflashpoint.core.paths import in_state, next_place, tensor_names, unique, walk
 from mlflashpoint.core.plain import PLAIN_TYPES, encode_plain, key_kinds
@@ -40,14 +40,25 @@ class Flat:
     Attributes:
         skeleton: the state without its tensors.
         tensors: strided tensors; those that are one memory with one shape and stride are listed once.
-        devices: of each of ``tensors``.
+        addresses: where each of ``tensors`` begins.
+        devices: where each of ``tensors`` is.
         form: the same object as that of the state given as ``like``, if their forms are equal.
     """
 
     skeleton: Skeleton
     tensors: list[Tensor]
+    addresses: list[int]
     devices: list[torch.device]
     form: Form
+
+    @property
+    def on_host(self) -> bool:
+        """Whether all of ``tensors`` are in host memory."""
+        return self.form.on_host if self.devices is self.form.devices else of_host(self.devices)
+
+    def flipped(self) -> list[bool]:
+        """Whether each of ``tensors`` is a conjugate or negative view."""
+        return [self.form.flipped[node] for node in self.form.nodes]
 
     def names(self) -> list[str]:
         """A unique name for each of ``tensors``: the place in the state where it first appears."""
@@ -152,22 +163,24 @@ class _Walk:
         kinds = key_kinds(self.keys)
         addresses, shapes, dtypes = (list(map(of, leaves)) for of in (Tensor.data_ptr, _shape, _dtype))
         grads, contiguous = list(map(_grad, leaves)), list(map(Tensor.is_contiguous, leaves))
+        flipped = flips_of(leaves, dtypes, like)
         if (
             like is not None
             and (like.tokens, like.keys, like.key_kinds) == (self.tokens, self.keys, kinds)
             and (like.shapes, like.dtypes, like.grads, like.contiguous) == (shapes, dtypes, grads, contiguous)
+            and like.flipped == flipped
             and like.strides == strides_of(leaves, contiguous)
         ):
             if like.addresses == addresses:
                 # The same memory is on the same device; whether it is still seen in the same way has to be asked.
                 if all(identity_of(leaves[node]) == identity for node, identity in like.crowds.items()):
-                    return self._of(like, like.devices)
+                    return self._of(like, addresses, like.devices)
             else:
                 self._check_memory(addresses, like.addresses)
                 devices = list(map(_device, leaves))
                 refs, _ = ties(len(leaves), crowds_of(leaves, addresses, shapes))
                 if refs == like.refs and set(devices) == set(like.devices):
-                    return self._of(like, devices)
+                    return self._of(like, addresses, devices)
         devices = list(map(_device, leaves))
         if not DTYPE_NAMES.keys() >= set(dtypes) or any(device.type == "meta" for device in set(devices)):
             raise self._culprit()
@@ -184,20 +197,22 @@ class _Walk:
             grads=grads,
             contiguous=contiguous,
             strides=strides_of(leaves, contiguous),
+            flipped=flipped,
             addresses=addresses,
             devices=devices,
             refs=refs,
             nodes=nodes,
             crowds=crowds,
         )
-        return self._of(form, devices)
+        return self._of(form, addresses, devices)
 
-    def _of(self, form: Form, devices: list[torch.device]) -> Flat:
+    def _of(self, form: Form, addresses: list[int], devices: list[torch.device]) -> Flat:
         skeleton = Skeleton(form.tokens, form.keys, self.values, form.refs, form.grads)
         tensors = self.leaves
         if len(form.nodes) != len(tensors):
-            tensors, devices = [tensors[node] for node in form.nodes], [devices[node] for node in form.nodes]
-        return Flat(skeleton, tensors, devices, form)
+            tensors = [tensors[node] for node in form.nodes]
+            addresses, devices = [addresses[node] for node in form.nodes], [devices[node] for node in form.nodes]
+        return Flat(skeleton, tensors, addresses, devices, form)
 
     def _check_memory(self, addresses: list[int], known: list[int]) -> None:
         """Refuse tensors whose storage was taken away, as sharded training does between uses; memory known is good."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+_COMPLEX = {torch.complex32, torch.complex64, torch.complex128}
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,7 @@ class Form:
         tokens, keys, key_kinds: see ``skeleton``.
         shapes, dtypes, grads, contiguous: facts of each tensor node's tensor.
         strides: strides of those that are not contiguous, by node.
+        flipped: whether each is a conjugate or negative view, whose bytes are not its elements.
         addresses: where each tensor lay when the form was found.
         devices: where each tensor was then.
         refs: for each tensor node the number of its tensor.
@@ -34,16 +38,41 @@ class Form:
     grads: list[bool]
     contiguous: list[bool]
     strides: dict[int, tuple[int, ...]]
+    flipped: list[bool]
     addresses: list[int]
     devices: list[torch.device]
     refs: list[int]
     nodes: list[int]
     crowds: dict[int, Any]
 
+    @functools.cached_property
+    def has_complex(self) -> bool:
+        return not _COMPLEX.isdisjoint(self.dtypes)
+
+    @functools.cached_property
+    def on_host(self) -> bool:
+        return of_host(self.devices)
+
+
+def of_host(devices: Sequence[torch.device]) -> bool:
+    """Whether none is an accelerator."""
+    return {device.type for device in set(devices)} <= {"cpu"}
+
 
 def strides_of(tensors: Sequence[Tensor], contiguous: Sequence[bool]) -> dict[int, tuple[int, ...]]:
     """Strides of the tensors that are not contiguous, by position."""
     return {place: tensors[place].stride() for place, plain in enumerate(contiguous) if not plain}
+
+
+def flips_of(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype], like: Form | None) -> list[bool]:
+    """Whether each tensor is a conjugate or negative view; ``like`` may save looking for complex ones."""
+    if like is not None and like.dtypes == dtypes:
+        complexes = like.has_complex
+    else:
+        complexes = not _COMPLEX.isdisjoint(dtypes)
+    if complexes:
+        return [tensor.is_neg() or tensor.is_conj() for tensor in tensors]
+    return list(map(Tensor.is_neg, tensors))
 
 
 def crowds_of(tensors: Sequence[Tensor], addresses: Sequence[int], shapes: Sequence[torch.Size]) -> dict[int, Any]:

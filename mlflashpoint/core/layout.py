@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from mlflashpoint.core.copying import spans_of
+from mlflashpoint.core.copying import Schedule
 from mlflashpoint.core.flatten import Flat
 from mlflashpoint.core.form import Form
 from mlflashpoint.core.shard import IndexTemplate, TensorEntry, is_dense
@@ -22,7 +25,8 @@ class Layout:
         form: of those states.
         entries: one per tensor, without digests.
         nbytes: room that the whole takes.
-        spans: how to copy it, see ``copying``.
+        raw: whether the bytes of each tensor can be taken as they are.
+        schedule: how to copy the tensors, if all are on the CPU.
         template: of the index.
     """
 
@@ -40,12 +44,34 @@ class Layout:
             self.entries.append(TensorEntry(name, tensor.dtype, tensor.shape, offset, nbytes, stride))
             end = max(end, offset + nbytes)
         self.nbytes = end
-        self.spans = spans_of((entry.shape.numel(), entry.nbytes) for entry in self.entries)
+        dense = [
+            tensor.is_contiguous() or entry.stride is not None
+            for tensor, entry in zip(flat.tensors, self.entries, strict=True)
+        ]
+        self.raw = [solid and not flip for solid, flip in zip(dense, flat.flipped(), strict=True)]
+        self.schedule = Schedule([entry.nbytes for entry in self.entries], self.raw)
         self.template = IndexTemplate(self.entries, flat.skeleton, end)
 
-    def views(self, memory: Tensor) -> list[Tensor]:
-        """The tensors' places in a slot's memory, as tensors of their dtype, shape and stride."""
-        return [view_of(entry, memory) for entry in self.entries]
+    def place(self, memory: Tensor) -> Placed:
+        """Where the tensors go in a slot's memory."""
+        base = memory.data_ptr()
+        to = self.schedule.addresses([base + entry.offset for entry in self.entries])
+        return Placed(self, to, [view_of(self.entries[number], memory) for number in self.schedule.odd])
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A layout in a slot's memory.
+
+    Attributes:
+        layout: the layout.
+        to: addresses, for its schedule.
+        odd: the places of the schedule's odd tensors, as tensors.
+    """
+
+    layout: Layout
+    to: array[int]
+    odd: list[Tensor]
 
 
 def view_of(entry: TensorEntry, memory: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlflashpoint.core.copying import Span, spans_of
+from mlflashpoint.core.copying import Schedule
 from mlflashpoint.core.flatten import Flat
 from mlflashpoint.core.form import Form
 from mlflashpoint.core.paths import tensor_names
@@ -29,7 +29,8 @@ class Pairing:
         strict: see ``pair``.
         wanted, stored: number of the state's tensor, and of the stored one that goes into it.
         kept: for each stored tensor the state's tensor that stands for it, -1 if it has none.
-        spans, nbytes: of what is copied, see ``copying``.
+        schedule: how to copy, if all are on the CPU.
+        straight: whether each tensor goes into the state's tensor of the same number, and there are no others.
     """
 
     form: Form
@@ -37,8 +38,8 @@ class Pairing:
     wanted: list[int]
     stored: list[int]
     kept: list[int]
-    spans: list[Span]
-    nbytes: int
+    schedule: Schedule
+    straight: bool
 
 
 def pair(index: ShardIndex, flat: Flat, *, strict: bool, where: Mapping[str, Any]) -> Pairing:
@@ -84,15 +85,24 @@ def pair(index: ShardIndex, flat: Flat, *, strict: bool, where: Mapping[str, Any
             **where,
         )
     chosen = [index.tensors[number] for _, number in pairs]
+    flipped = flat.flipped()
+    raw = [
+        not flipped[at] and _stride_of(flat.tensors[at]) == entry.stride
+        for (at, _), entry in zip(pairs, chosen, strict=True)
+    ]
     return Pairing(
         form=flat.form,
         strict=strict,
         wanted=[at for at, _ in pairs],
         stored=[number for _, number in pairs],
         kept=kept,
-        spans=spans_of((entry.shape.numel(), entry.nbytes) for entry in chosen),
-        nbytes=sum(entry.nbytes for entry in chosen),
+        schedule=Schedule([entry.nbytes for entry in chosen], raw),
+        straight=kept == list(range(len(flat.tensors))) and pairs == list(zip(kept, kept, strict=True)),
     )
+
+
+def _stride_of(tensor: Tensor) -> tuple[int, ...] | None:
+    return None if tensor.is_contiguous() else tensor.stride()
 
 
 def _overlaps_itself(tensor: Tensor) -> bool:

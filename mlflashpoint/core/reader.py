@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mlflashpoint.core import mapping
-from mlflashpoint.core.copying import Span, copy_tensors, in_two_threads, spans_of
+from mlflashpoint.core.copying import Schedule, in_two_threads
 from mlflashpoint.core.flatten import flatten
 from mlflashpoint.core.layout import view_of
 from mlflashpoint.core.pairing import Pairing, described, pair
@@ -46,9 +46,9 @@ class ShardReader:
         self.index = index
         self.path = path
         self._memory: Tensor | None = memory
-        self._views: list[Tensor] | None = None
         self._pairing: Pairing | None = None
-        self._spans = spans_of((entry.shape.numel(), entry.nbytes) for entry in index.tensors)
+        self._schedule = Schedule([entry.nbytes for entry in index.tensors], [True] * len(index.tensors))
+        self._decodes = any(type(token) is Entry for token in index.skeleton.tokens)
         self._names = {entry.name: number for number, entry in enumerate(index.tensors)}
 
     @classmethod
@@ -160,23 +160,25 @@ class ShardReader:
             return self._state(into, strict)
 
     def _state(self, into: Any, strict: bool) -> Any:
-        views = self._all_views()
+        self._opened()
         if into is None:
-            tensors = [torch.empty_like(view) for view in views]
-            return self._fill(tensors, tensors, views, self._spans, self.record.data_bytes)
+            tensors = [_empty(entry) for entry in self.index.tensors]
+            addresses = [tensor.data_ptr() for tensor in tensors]
+            return self._fill(tensors, self._schedule, range(len(tensors)), tensors, addresses, True)
         flat = flatten(into, like=None if self._pairing is None else self._pairing.form)
         if self._pairing is None or self._pairing.form is not flat.form or self._pairing.strict != strict:
             self._pairing = pair(self.index, flat, strict=strict, where=self._where())
         pairs = self._pairing
-        sources = [views[number] for number in pairs.stored]
-        targets = [flat.tensors[number] for number in pairs.wanted]
-        tensors = [views[number].clone() if at < 0 else flat.tensors[at] for number, at in enumerate(pairs.kept)]
-        return self._fill(tensors, targets, sources, pairs.spans, pairs.nbytes)
+        if pairs.straight:
+            return self._fill(flat.tensors, pairs.schedule, pairs.stored, flat.tensors, flat.addresses, flat.on_host)
+        tensors = [self._copy_of(number) if at < 0 else flat.tensors[at] for number, at in enumerate(pairs.kept)]
+        targets = [flat.tensors[at] for at in pairs.wanted]
+        addresses = [flat.addresses[at] for at in pairs.wanted]
+        return self._fill(tensors, pairs.schedule, pairs.stored, targets, addresses, flat.on_host)
 
     def tensor(self, name: str, region: tuple[slice, ...] | None = None) -> Tensor:
         """A copy of one tensor, or of a part of it; raises StateMismatchError if there is none of that name."""
-        self.entry(name)
-        view = self._all_views()[self._names[name]]
+        view = self.view(name)
         return (view if region is None else view[region]).clone()
 
     def view(self, name: str) -> Tensor:
@@ -184,8 +186,7 @@ class ShardReader:
 
         Once the reader is closed the slot may be overwritten, and with it what the view shows.
         """
-        self.entry(name)
-        return self._all_views()[self._names[name]]
+        return view_of(self.entry(name), self._opened())
 
     def copy_into(self, name: str, target: Tensor, region: tuple[slice, ...] | None = None) -> None:
         """Copy one tensor, or a part of it, into ``target``.
@@ -193,8 +194,7 @@ class ShardReader:
         Raises:
             StateMismatchError: there is none of that name, or dtype or shape differ.
         """
-        self.entry(name)
-        view = self._all_views()[self._names[name]]
+        view = self.view(name)
         source = view if region is None else view[region]
         if (source.dtype, source.shape) != (target.dtype, target.shape):
             raise StateMismatchError(
@@ -207,7 +207,7 @@ class ShardReader:
 
     def close(self) -> None:
         """Let go of the mapping; may be called twice. The slot may be overwritten from now on."""
-        self._views = self._pairing = self._memory = None
+        self._pairing = self._memory = None
 
     def __enter__(self) -> ShardReader:
         return self
@@ -220,37 +220,48 @@ class ShardReader:
             raise ContainerError("the reader is closed", path=self.path)
         return self._memory
 
-    def _all_views(self) -> list[Tensor]:
-        memory = self._opened()
-        if self._views is None:
-            self._views = [view_of(entry, memory) for entry in self.index.tensors]
-        return self._views
-
     def _fill(
         self,
         tensors: list[Tensor],
-        targets: list[Tensor],
-        sources: list[Tensor],
-        spans: Sequence[Span],
-        nbytes: int,
+        schedule: Schedule,
+        stored: Sequence[int],
+        targets: Sequence[Tensor],
+        addresses: Sequence[int],
+        on_host: bool,
     ) -> Any:
-        """Copy sources to targets and put the state together from ``tensors``."""
-        skeleton = self.index.skeleton
-        if not all(target.device.type == "cpu" for target in targets):
-            with torch.no_grad():
-                for target, source in zip(targets, sources, strict=True):
-                    target.copy_(source)
-        elif any(type(token) is Entry for token in skeleton.tokens):
+        """Copy the tensors numbered ``stored`` into ``targets``, and put the state together from ``tensors``."""
+        skeleton, entries, memory = self.index.skeleton, self.index.tensors, self._opened()
+        if not on_host:
+            for target, number in zip(targets, stored, strict=True):
+                target.copy_(view_of(entries[number], memory))
+            return unflatten(skeleton, tensors)
+        base = memory.data_ptr()
+        copy = functools.partial(
+            schedule.copy,
+            schedule.addresses(addresses),
+            schedule.addresses([base + entries[number].offset for number in stored]),
+            [targets[place] for place in schedule.odd],
+            [view_of(entries[stored[place]], memory) for place in schedule.odd],
+        )
+        if self._decodes:
             # What is decoded has to be there first.
-            copy_tensors(targets, sources, spans, nbytes)
-        else:
-            result: list[Any] = []
-            copy_tensors(targets, sources, spans, nbytes, lambda: result.append(unflatten(skeleton, tensors)))
-            return result[0]
-        return unflatten(skeleton, tensors)
+            copy()
+            return unflatten(skeleton, tensors)
+        result: list[Any] = []
+        copy(lambda: result.append(unflatten(skeleton, tensors)))
+        return result[0]
+
+    def _copy_of(self, number: int) -> Tensor:
+        return view_of(self.index.tensors[number], self._opened()).clone()
 
     def _where(self) -> dict[str, Any]:
         return {"rank": self.record.rank, "step": self.record.step, "path": self.path}
+
+
+def _empty(entry: TensorEntry) -> Tensor:
+    if entry.stride is None:
+        return torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
+    return torch.empty_strided(entry.shape, entry.stride, dtype=entry.dtype, device="cpu")
 
 
 def _bytes_view(memory: Tensor) -> memoryview:

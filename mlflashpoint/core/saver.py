@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from mlflashpoint.core.container import replace_file
-from mlflashpoint.core.copying import copy_tensors, spans_of
+from mlflashpoint.core.copying import Schedule
 from mlflashpoint.core.device import Accelerator, Cuda
 from mlflashpoint.core.flatten import Flat, flatten
-from mlflashpoint.core.layout import Layout
+from mlflashpoint.core.layout import Layout, view_of
 from mlflashpoint.core.record import ShardRecord
 from mlflashpoint.core.shard import MAX_INDEX_BYTES, digest_of, render_plain
 from mlflashpoint.core.slot import Slot
@@ -168,36 +168,48 @@ class ShardSaver:
         return record
 
     def _copy(self, slot: Slot, planned: Planned) -> None:
-        layout, flat = planned.layout, planned.flat
-        views = slot.views(layout, layout.views)
-        if {place.type for place in set(flat.devices)} <= {"cpu"}:
-            copy_tensors(views, flat.tensors, layout.spans, layout.nbytes)
-        else:
-            self._copy_from_devices(slot, views, flat)
+        flat, schedule = planned.flat, planned.layout.schedule
+        if not flat.on_host:
+            self._copy_from_devices(slot, planned)
+            return
+        placed = slot.placed(planned.layout)
+        odd = [flat.tensors[number] for number in schedule.odd]
+        schedule.copy(placed.to, schedule.addresses(flat.addresses), placed.odd, odd)
 
-    def _copy_from_devices(self, slot: Slot, views: list[Tensor], flat: Flat) -> None:
-        groups: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
-        for view, tensor, place in zip(views, flat.tensors, flat.devices, strict=True):
-            groups.setdefault(place, []).append((view, tensor))
+    def _copy_from_devices(self, slot: Slot, planned: Planned) -> None:
+        flat, entries, memory = planned.flat, planned.layout.entries, slot.bytes
+        groups: dict[torch.device, list[int]] = {}
+        for number, place in enumerate(flat.devices):
+            groups.setdefault(place, []).append(number)
         begun: set[str] = set()
         try:
-            for place, pairs in groups.items():
+            for place, numbers in groups.items():
                 accelerator = self._accelerators.get(place.type)
                 if accelerator is not None:
                     slot.pin(accelerator)
                     begun.add(place.type)
-                    accelerator.start([view for view, _ in pairs], [tensor for _, tensor in pairs], place)
-            for place, pairs in groups.items():
+                    targets = [view_of(entries[number], memory) for number in numbers]
+                    accelerator.start(targets, [flat.tensors[number] for number in numbers], place)
+            for place, numbers in groups.items():
                 if place.type == "cpu":
-                    spans = spans_of((view.numel(), view.nbytes) for view, _ in pairs)
-                    nbytes = sum(view.nbytes for view, _ in pairs)
-                    copy_tensors([view for view, _ in pairs], [tensor for _, tensor in pairs], spans, nbytes)
+                    self._copy_some(numbers, planned, memory)
                 elif place.type not in self._accelerators:
-                    for view, tensor in pairs:
-                        view.copy_(tensor.detach())
+                    for number in numbers:
+                        view_of(entries[number], memory).copy_(flat.tensors[number].detach())
         finally:
             for kind in begun:
                 self._accelerators[kind].wait()
+
+    def _copy_some(self, numbers: list[int], planned: Planned, memory: Tensor) -> None:
+        flat, layout, base = planned.flat, planned.layout, memory.data_ptr()
+        entries = [layout.entries[number] for number in numbers]
+        schedule = Schedule([entry.nbytes for entry in entries], [layout.raw[number] for number in numbers])
+        schedule.copy(
+            schedule.addresses([base + entry.offset for entry in entries]),
+            schedule.addresses([flat.addresses[number] for number in numbers]),
+            [view_of(entries[place], memory) for place in schedule.odd],
+            [flat.tensors[numbers[place]] for place in schedule.odd],
+        )
 
 
 def _rendered(attributes: Mapping[str, Any]) -> str:

@@ -6,13 +6,14 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from mlflashpoint.core import mapping
 from mlflashpoint.core.device import Accelerator
+from mlflashpoint.core.layout import Layout, Placed
 from mlflashpoint.core.record import ShardRecord
 from mlflashpoint.core.slotfiles import check_sizes, file_of, read_record
 from mlflashpoint.errors import ContainerError, DeadlineExceededError, ShardFormatError
@@ -35,7 +36,7 @@ class Slot:
         self.record: ShardRecord | None = None
         self._mapping: mapping.Mapping | None = None
         self._pinned: tuple[Accelerator, bool] | None = None
-        self._views: tuple[object, list[torch.Tensor]] | None = None
+        self._placed: Placed | None = None
         self._owner = os.getpid()
 
     @property
@@ -57,11 +58,11 @@ class Slot:
         """All of it, writable; keeps the mapping alive likewise."""
         return self._mapped().buffer
 
-    def views(self, layout: object, make: Callable[[torch.Tensor], list[torch.Tensor]]) -> list[torch.Tensor]:
-        """What ``make`` makes of ``bytes``; made once per ``layout``, the last one is kept."""
-        if self._views is None or self._views[0] is not layout:
-            self._views = (layout, make(self.bytes))
-        return self._views[1]
+    def placed(self, layout: Layout) -> Placed:
+        """The layout in this slot; the last one is kept."""
+        if self._placed is None or self._placed.layout is not layout:
+            self._placed = layout.place(self.bytes)
+        return self._placed
 
     def adopt(self) -> None:
         """Map what a predecessor left, and read what it holds; changes nothing.
@@ -92,7 +93,7 @@ class Slot:
         if self._pinned is not None and self._pinned[1] and self._owner == os.getpid():
             self._pinned[0].unpin(self.bytes)
         self._pinned = None
-        self._views = None
+        self._placed = None
         self._mapping = None
 
     def pin(self, accelerator: Accelerator) -> None:

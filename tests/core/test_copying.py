@@ -7,64 +7,94 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlflashpoint.core import copying
-from mlflashpoint.core.copying import copy_tensors, in_two_threads, spans_of
+from mlflashpoint.core import copying, streaming
+from mlflashpoint.core.copying import Schedule, in_two_threads
 
 MIB = 1 << 20
 
 
-def copy(targets, sources):
-    spans = spans_of([(tensor.numel(), tensor.nbytes) for tensor in targets])
-    copy_tensors(targets, sources, spans, sum(tensor.nbytes for tensor in targets))
+def copy(targets, sources, raw=None):
+    raw = [True] * len(targets) if raw is None else raw
+    schedule = Schedule([tensor.nbytes for tensor in targets], raw)
+    to, of = (schedule.addresses([tensor.data_ptr() for tensor in side]) for side in (targets, sources))
+    odd = [[side[place] for place in schedule.odd] for side in (targets, sources)]
+    schedule.copy(to, of, *odd)
 
 
 def noise(elements):
     return torch.arange(elements, dtype=torch.int64).mul_(2654435761).to(torch.uint8)
 
 
+@pytest.fixture(params=["own library", "C library"])
+def library(request, monkeypatch):
+    """Copies run with our own library, if it was built, and without."""
+    if request.param == "C library":
+        monkeypatch.setattr(streaming, "_library", lambda: None)
+    elif not streaming.available():
+        pytest.skip("the library was not built: pip install -e . on a machine with a compiler")
+
+
 @pytest.fixture
 def small_blocks(monkeypatch):
     monkeypatch.setattr(copying, "BLOCK", 5000)
-    monkeypatch.setattr(copying, "HUGE_BLOCK", 40_000)
-    monkeypatch.setattr(copying, "LARGE", 300)
+    monkeypatch.setattr(copying, "PLAIN_BLOCK", 40_000)
     monkeypatch.setattr(copying, "_WORTH_A_THREAD", 1000)
 
 
-@pytest.mark.usefixtures("small_blocks")
-def test_every_byte_of_every_size_is_copied_once():
-    sizes = [0, 1, 299, 300, 301, 4999, 5000, 5001, 10_000, 10_001, 79_999, 80_000, 123_457, 0, 7]
-    sources = [noise(size) for size in sizes]
-    targets = [torch.zeros(size + 2, dtype=torch.uint8) for size in sizes]
-    copy([target[1:-1] for target in targets], sources)
+SIZES = [0, 1, 63, 64, 65, 299, 4095, 4999, 5000, 5001, 10_000, 16_384, 16_385, 79_999, 80_000, 123_457, 0, 7]
+
+
+@pytest.mark.usefixtures("library", "small_blocks")
+@pytest.mark.parametrize("shift", [0, 1, 16, 63])
+def test_every_byte_of_every_size_is_copied_once_from_and_to_any_address(shift):
+    sources = [noise(size + shift)[shift:] for size in SIZES]
+    targets = [torch.zeros(size + 200, dtype=torch.uint8) for size in SIZES]
+    copy([target[100 - shift : 100 - shift + size] for target, size in zip(targets, SIZES, strict=True)], sources)
     for target, source in zip(targets, sources, strict=True):
-        assert torch.equal(target[1:-1], source)
-        assert target[0] == target[-1] == 0
+        begin = 100 - shift
+        assert torch.equal(target[begin : begin + len(source)], source)
+        assert not target[:begin].any() and not target[begin + len(source) :].any()
+
+
+@pytest.mark.usefixtures("library")
+def test_without_small_tensors_of_no_bytes_too():
+    copy([], [])
+    copy([torch.empty(0)], [torch.empty(0)])
 
 
 shapes = st.lists(st.integers(1, 24), min_size=1, max_size=3)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(shapes, st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=12))
-def test_any_mixture_of_strides_is_copied(cases):
+@given(st.lists(st.tuples(shapes, st.booleans(), st.booleans()), min_size=1, max_size=12))
+def test_what_is_not_raw_is_copied_by_its_elements(cases):
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"BLOCK": 3000, "HUGE_BLOCK": 20_000, "LARGE": 100, "_WORTH_A_THREAD": 100}.items():
+        for name, value in {"BLOCK": 3000, "PLAIN_BLOCK": 20_000, "_WORTH_A_THREAD": 100}.items():
             patch.setattr(copying, name, value)
-        sources, targets = [], []
-        for shape, turned, turned_target, conjugate in cases:
+        sources, targets, raw = [], [], []
+        for shape, turned, conjugate in cases:
             source = torch.randn(shape, dtype=torch.complex64)
             source = source.transpose(0, -1).contiguous().transpose(0, -1) if turned else source
-            target = torch.zeros(shape, dtype=torch.complex64)
-            targets.append(target.transpose(0, -1).contiguous().transpose(0, -1) if turned_target else target)
             sources.append(source.conj() if conjugate else source)
-        copy(targets, sources)
+            targets.append(torch.zeros(shape, dtype=torch.complex64))
+            raw.append(source.is_contiguous() and not conjugate)
+        copy(targets, sources, raw)
         for target, source in zip(targets, sources, strict=True):
             assert torch.equal(target, source)
 
 
-def test_very_large_tensors_are_moved_in_pieces_the_c_library_streams():
-    spans = spans_of([(300 * MIB, 300 * MIB), (20 * MIB, 20 * MIB)])
-    assert [span.length // MIB for span in spans] == [128, 128, 44, 8, 8, 4]
+def test_very_large_tensors_are_moved_in_pieces_that_the_library_at_hand_streams(monkeypatch):
+    sizes = [300 * MIB, 20 * MIB]
+    monkeypatch.setattr(streaming, "available", lambda: False)
+    assert [length // MIB for length in Schedule(sizes, [True] * 2)._lengths] == [128, 128, 44, 8, 8, 4]
+    monkeypatch.setattr(streaming, "available", lambda: True)
+    assert max(Schedule(sizes, [True] * 2)._lengths) == 8 * MIB
+
+
+def test_a_library_of_another_kind_of_machine_is_passed_over(tmp_path, monkeypatch):
+    (tmp_path / "_stream.abi3.so").write_bytes(b"\x7fELF of another machine")
+    monkeypatch.setattr(streaming, "__file__", str(tmp_path / "streaming.py"))
+    assert streaming._library.__wrapped__() is None
 
 
 @pytest.mark.usefixtures("small_blocks")

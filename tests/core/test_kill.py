@@ -11,6 +11,7 @@ import torch
 
 from mlflashpoint.core import saver as saver_module
 from mlflashpoint.core.arena import Arena, scan_seat
+from mlflashpoint.core.layout import view_of
 from mlflashpoint.core.reader import ShardReader
 from mlflashpoint.core.saver import ShardSaver
 from tests.core.shard_helpers import FIELDS, save
@@ -63,8 +64,8 @@ class DiesBeforeCopying(ShardSaver):
 
 class DiesHalfCopied(ShardSaver):
     def _copy(self, slot, planned):
-        for view in planned.layout.views(slot.bytes)[:7]:
-            view.fill_(-1)
+        for entry in planned.layout.entries[:7]:
+            view_of(entry, slot.bytes).fill_(-1)
         die()
 
 

@@ -9,7 +9,7 @@ import pytest
 pytestmark = pytest.mark.multiprocess
 
 HUNDRED_SAVES = """
-import gc, os, resource, sys, threading
+import ctypes, gc, os, resource, sys, threading
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 import torch
@@ -25,10 +25,12 @@ arena.reserve(2, saver.size_of(state))
 
 def used():
     gc.collect()
+    # What the allocator keeps for later is no leak, and varies.
+    ctypes.CDLL(None).malloc_trim(0)
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * 4096
     return resident, len(os.listdir("/proc/self/fd")), len(os.listdir(seat)), threading.active_count()
 
-for step in range(120):
+for step in range(140):
     state["step"] = step
     state["large"].fill_(step)
     saver.commit(saver.stage(arena.slots[step % 2], state), step=step, **FIELDS)
@@ -37,17 +39,17 @@ for step in range(120):
             reader.verify()
             reader.state(into=state)
         assert state["step"] == step and bool(state["large"].eq(step).all())
-    if step == 19:
+    if step == 39:
         before = used()
 after = used()
 print(before, after)
 assert after[1:] == before[1:], "descriptors, files or threads"
-assert after[0] - before[0] < 4 << 20, "memory"
+assert after[0] - before[0] < 1 << 20, "memory"
 assert after[1] < 40
 """
 
 
-def test_a_hundred_saves_of_5000_tensors_with_256_descriptors_use_no_more_than_twenty(seat):
+def test_a_hundred_more_saves_of_5000_tensors_with_256_descriptors_use_nothing_more(seat):
     done = subprocess.run(
         [sys.executable, "-c", HUNDRED_SAVES, str(seat)],
         capture_output=True,

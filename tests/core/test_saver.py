@@ -115,10 +115,10 @@ def test_a_state_of_another_form_in_the_same_slot_is_stored_as_it_is(seat):
 def test_a_second_save_of_the_same_form_plans_nothing_anew(seat):
     saver = ShardSaver()
     arena, _ = save(seat, {"w": torch.ones(5), "step": 1}, saver=saver)
-    layout, views = saver.plan({"w": torch.zeros(5), "step": 2}).layout, arena.slots[0]._views
+    layout, views = saver.plan({"w": torch.zeros(5), "step": 2}).layout, arena.slots[0]._placed
     save(seat, {"w": torch.zeros(5), "step": 2}, saver=saver, arena=arena)
     assert saver.plan({"w": torch.zeros(5), "step": 3}).layout is layout
-    assert arena.slots[0]._views is views
+    assert arena.slots[0]._placed is views
 
 
 def test_a_state_that_can_not_be_stored_leaves_the_slot_as_it_was(seat):
