@@ -10,6 +10,7 @@ import concurrent.futures
 import functools
 import itertools
 import os
+import threading
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ PLAIN_BLOCK = 128 << 20
 #: below this many bytes waking a helper costs more than it saves
 _WORTH_A_THREAD = 2 << 20
 _DEADLINE_S = 600.0
+_HEAD_START_S = 0.001
 
 Unit = Callable[[], object]
 
@@ -93,9 +95,12 @@ class Schedule:
             sources: likewise.
             meanwhile: what this thread does before it joins in.
         """
-        units: list[Unit] = [
-            functools.partial(streaming.move, to, of, self._lengths, *portion) for portion in self._portions
-        ]
+        portions = self._portions
+        if meanwhile is not None and len(portions) > 2:
+            # What this thread does meanwhile holds the interpreter's lock, for which the helper would wait after each.
+            half = len(portions) // 2
+            portions = [(0, portions[half - 1][1]), *portions[half:]]
+        units: list[Unit] = [functools.partial(streaming.move, to, of, self._lengths, *portion) for portion in portions]
         first, filled = 0, 0
         for last, place in enumerate(self.odd):
             filled += self._sizes[place]
@@ -122,8 +127,10 @@ def in_two_threads(units: Sequence[Unit], nbytes: int, meanwhile: Callable[[], o
                 unit()
         return
     turn = itertools.count()
+    begun = threading.Event()
 
     def work() -> None:
+        begun.set()
         with torch.no_grad():
             while (number := next(turn)) < len(units):
                 units[number]()
@@ -136,6 +143,8 @@ def in_two_threads(units: Sequence[Unit], nbytes: int, meanwhile: Callable[[], o
         helper.cancel()
     try:
         if meanwhile is not None:
+            # Else the helper waits for the interpreter's lock while we hold it. It may be busy with another save.
+            begun.wait(_HEAD_START_S)
             meanwhile()
         work()
     finally:

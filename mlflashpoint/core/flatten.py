@@ -18,6 +18,7 @@ from torch.nn import Parameter
 from mlflashpoint.core.dtypes import DTYPE_NAMES
 from mlflashpoint.core.form import Form, crowds_of, flips_of, identity_of, of_host, strides_of, ties
 from mlflashpoint.core.leaves import Leaf, leaf_of
+from mlflashpoint.core.likeness import Likeness
 from mlflashpoint.core.paths import in_state, next_place, tensor_names, unique, walk
 from mlflashpoint.core.plain import PLAIN_TYPES, encode_plain, key_kinds
 from mlflashpoint.core.skeleton import KEYED, Entry, Named, Skeleton, Value
@@ -159,50 +160,70 @@ class _Walk:
         )
 
     def _flat(self, like: Form | None) -> Flat:
-        leaves = self.leaves
         kinds = key_kinds(self.keys)
-        addresses, shapes, dtypes = (list(map(of, leaves)) for of in (Tensor.data_ptr, _shape, _dtype))
-        grads, contiguous = list(map(_grad, leaves)), list(map(Tensor.is_contiguous, leaves))
-        flipped = flips_of(leaves, dtypes, like)
-        if (
-            like is not None
-            and (like.tokens, like.keys, like.key_kinds) == (self.tokens, self.keys, kinds)
-            and (like.shapes, like.dtypes, like.grads, like.contiguous) == (shapes, dtypes, grads, contiguous)
-            and like.flipped == flipped
-            and like.strides == strides_of(leaves, contiguous)
-        ):
-            if like.addresses == addresses:
-                # The same memory is on the same device; whether it is still seen in the same way has to be asked.
-                if all(identity_of(leaves[node]) == identity for node, identity in like.crowds.items()):
-                    return self._of(like, addresses, like.devices)
-            else:
-                self._check_memory(addresses, like.addresses)
-                devices = list(map(_device, leaves))
-                refs, _ = ties(len(leaves), crowds_of(leaves, addresses, shapes))
-                if refs == like.refs and set(devices) == set(like.devices):
-                    return self._of(like, addresses, devices)
+        addresses = list(map(Tensor.data_ptr, self.leaves))
+        if like is not None and (like.tokens, like.keys, like.key_kinds) == (self.tokens, self.keys, kinds):
+            flat = self._again(like, addresses)
+            if flat is not None:
+                return flat
+        return self._anew(kinds, addresses)
+
+    def _again(self, like: Form, addresses: list[int]) -> Flat | None:
+        """The state in the form that it had before, if it still has it; its structure is the same."""
+        leaves, nodes = self.leaves, like.nodes
+        once = leaves if len(nodes) == len(leaves) else [leaves[node] for node in nodes]
+        if not like.likeness.holds(once) and not self._facts_equal(like):
+            return None
+        # Ties are compared below, but whether two tied tensors require gradients is each one's own.
+        if once is not leaves and list(map(_grad, leaves)) != like.grads:
+            return None
+        if like.addresses == addresses:
+            # The same memory is on the same device; whether it is still seen in the same way has to be asked.
+            if all(identity_of(leaves[node]) == identity for node, identity in like.crowds.items()):
+                return self._of(like, addresses, like.devices)
+            return None
+        self._check_memory(addresses, like.addresses)
         devices = list(map(_device, leaves))
+        refs, _ = ties(len(leaves), crowds_of(leaves, addresses))
+        return self._of(like, addresses, devices) if refs == like.refs and set(devices) == set(like.devices) else None
+
+    def _facts_equal(self, like: Form) -> bool:
+        leaves = self.leaves
+        dtypes, contiguous = list(map(_dtype, leaves)), list(map(Tensor.is_contiguous, leaves))
+        return (
+            (like.dtypes, like.contiguous) == (dtypes, contiguous)
+            and like.shapes == list(map(_shape, leaves))
+            and like.grads == list(map(_grad, leaves))
+            and like.flipped == flips_of(leaves, dtypes)
+            and like.strides == strides_of(leaves, contiguous)
+        )
+
+    def _anew(self, kinds: list[Any], addresses: list[int]) -> Flat:
+        leaves = self.leaves
+        devices, dtypes = list(map(_device, leaves)), list(map(_dtype, leaves))
         if not DTYPE_NAMES.keys() >= set(dtypes) or any(device.type == "meta" for device in set(devices)):
             raise self._culprit()
         self._check_memory(addresses, [])
         self._check_keys()
-        crowds = crowds_of(leaves, addresses, shapes)
+        crowds = crowds_of(leaves, addresses)
         refs, nodes = ties(len(leaves), crowds)
+        contiguous = list(map(Tensor.is_contiguous, leaves))
         form = Form(
             tokens=self.tokens,
             keys=self.keys,
             key_kinds=kinds,
-            shapes=shapes,
+            shapes=list(map(_shape, leaves)),
             dtypes=dtypes,
-            grads=grads,
+            grads=list(map(_grad, leaves)),
             contiguous=contiguous,
             strides=strides_of(leaves, contiguous),
-            flipped=flipped,
+            flipped=flips_of(leaves, dtypes),
             addresses=addresses,
             devices=devices,
             refs=refs,
             nodes=nodes,
             crowds=crowds,
+            likeness=Likeness([leaves[node] for node in nodes]),
         )
         return self._of(form, addresses, devices)
 

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlflashpoint.core.likeness import Likeness
+
 _COMPLEX = {torch.complex32, torch.complex64, torch.complex128}
 
 
@@ -28,6 +30,7 @@ class Form:
         refs: for each tensor node the number of its tensor.
         nodes: for each tensor the node where it first appears.
         crowds: nodes that share an address with another, with what tells whether they are tied.
+        likeness: of the tensors, each taken once.
     """
 
     tokens: list[Any]
@@ -44,10 +47,7 @@ class Form:
     refs: list[int]
     nodes: list[int]
     crowds: dict[int, Any]
-
-    @functools.cached_property
-    def has_complex(self) -> bool:
-        return not _COMPLEX.isdisjoint(self.dtypes)
+    likeness: Likeness
 
     @functools.cached_property
     def on_host(self) -> bool:
@@ -64,24 +64,20 @@ def strides_of(tensors: Sequence[Tensor], contiguous: Sequence[bool]) -> dict[in
     return {place: tensors[place].stride() for place, plain in enumerate(contiguous) if not plain}
 
 
-def flips_of(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype], like: Form | None) -> list[bool]:
-    """Whether each tensor is a conjugate or negative view; ``like`` may save looking for complex ones."""
-    if like is not None and like.dtypes == dtypes:
-        complexes = like.has_complex
-    else:
-        complexes = not _COMPLEX.isdisjoint(dtypes)
-    if complexes:
+def flips_of(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[bool]:
+    """Whether each tensor is a conjugate or negative view."""
+    if not _COMPLEX.isdisjoint(dtypes):
         return [tensor.is_neg() or tensor.is_conj() for tensor in tensors]
     return list(map(Tensor.is_neg, tensors))
 
 
-def crowds_of(tensors: Sequence[Tensor], addresses: Sequence[int], shapes: Sequence[torch.Size]) -> dict[int, Any]:
+def crowds_of(tensors: Sequence[Tensor], addresses: Sequence[int]) -> dict[int, Any]:
     """By position, for each tensor with elements that shares its address: what it has in common with one tied to it."""
     if len(set(addresses)) == len(addresses):
         return {}
     often = {address for address, times in collections.Counter(addresses).items() if times > 1}
     places = (place for place, address in enumerate(addresses) if address in often)
-    return {place: identity_of(tensors[place]) for place in places if 0 not in shapes[place]}
+    return {place: identity_of(tensors[place]) for place in places if tensors[place].numel()}
 
 
 def identity_of(tensor: Tensor) -> Any:

@@ -31,6 +31,7 @@ class Pairing:
         kept: for each stored tensor the state's tensor that stands for it, -1 if it has none.
         schedule: how to copy, if all are on the CPU.
         straight: whether each tensor goes into the state's tensor of the same number, and there are no others.
+        alike: whether, besides, the state has the structure that was stored, and ties nothing.
     """
 
     form: Form
@@ -40,6 +41,7 @@ class Pairing:
     kept: list[int]
     schedule: Schedule
     straight: bool
+    alike: bool
 
 
 def pair(index: ShardIndex, flat: Flat, *, strict: bool, where: Mapping[str, Any]) -> Pairing:
@@ -56,7 +58,8 @@ def pair(index: ShardIndex, flat: Flat, *, strict: bool, where: Mapping[str, Any
             first five differences.
     """
     problems: list[str] = []
-    if flat.skeleton.same_structure(index.skeleton):
+    same = flat.skeleton.same_structure(index.skeleton)
+    if same:
         pairs = [(number, number) for number in range(len(index.tensors))]
     else:
         stored, wanted = _first_numbers(index.skeleton), _first_numbers(flat.skeleton)
@@ -90,6 +93,7 @@ def pair(index: ShardIndex, flat: Flat, *, strict: bool, where: Mapping[str, Any
         not flipped[at] and _stride_of(flat.tensors[at]) == entry.stride
         for (at, _), entry in zip(pairs, chosen, strict=True)
     ]
+    straight = kept == list(range(len(flat.tensors))) and pairs == list(zip(kept, kept, strict=True))
     return Pairing(
         form=flat.form,
         strict=strict,
@@ -97,7 +101,8 @@ def pair(index: ShardIndex, flat: Flat, *, strict: bool, where: Mapping[str, Any
         stored=[number for _, number in pairs],
         kept=kept,
         schedule=Schedule([entry.nbytes for entry in chosen], raw),
-        straight=kept == list(range(len(flat.tensors))) and pairs == list(zip(kept, kept, strict=True)),
+        straight=straight,
+        alike=straight and same and len(flat.skeleton.refs) == len(flat.tensors),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ class ShardReader:
         self.path = path
         self._memory: Tensor | None = memory
         self._pairing: Pairing | None = None
+        self._from: tuple[Schedule, array[int]] | None = None
         self._schedule = Schedule([entry.nbytes for entry in index.tensors], [True] * len(index.tensors))
         self._decodes = any(type(token) is Entry for token in index.skeleton.tokens)
         self._names = {entry.name: number for number, entry in enumerate(index.tensors)}
@@ -170,7 +172,8 @@ class ShardReader:
             self._pairing = pair(self.index, flat, strict=strict, where=self._where())
         pairs = self._pairing
         if pairs.straight:
-            return self._fill(flat.tensors, pairs.schedule, pairs.stored, flat.tensors, flat.addresses, flat.on_host)
+            ours = flat.tensors
+            return self._fill(ours, pairs.schedule, pairs.stored, ours, flat.addresses, flat.on_host, pairs.alike)
         tensors = [self._copy_of(number) if at < 0 else flat.tensors[at] for number, at in enumerate(pairs.kept)]
         targets = [flat.tensors[at] for at in pairs.wanted]
         addresses = [flat.addresses[at] for at in pairs.wanted]
@@ -207,7 +210,7 @@ class ShardReader:
 
     def close(self) -> None:
         """Let go of the mapping; may be called twice. The slot may be overwritten from now on."""
-        self._pairing = self._memory = None
+        self._pairing = self._from = self._memory = None
 
     def __enter__(self) -> ShardReader:
         return self
@@ -228,27 +231,30 @@ class ShardReader:
         targets: Sequence[Tensor],
         addresses: Sequence[int],
         on_host: bool,
+        fit: bool = False,
     ) -> Any:
         """Copy the tensors numbered ``stored`` into ``targets``, and put the state together from ``tensors``."""
         skeleton, entries, memory = self.index.skeleton, self.index.tensors, self._opened()
         if not on_host:
             for target, number in zip(targets, stored, strict=True):
                 target.copy_(view_of(entries[number], memory))
-            return unflatten(skeleton, tensors)
-        base = memory.data_ptr()
+            return unflatten(skeleton, tensors, fit=fit)
+        if self._from is None or self._from[0] is not schedule:
+            base = memory.data_ptr()
+            self._from = (schedule, schedule.addresses([base + entries[number].offset for number in stored]))
         copy = functools.partial(
             schedule.copy,
             schedule.addresses(addresses),
-            schedule.addresses([base + entries[number].offset for number in stored]),
+            self._from[1],
             [targets[place] for place in schedule.odd],
             [view_of(entries[stored[place]], memory) for place in schedule.odd],
         )
         if self._decodes:
             # What is decoded has to be there first.
             copy()
-            return unflatten(skeleton, tensors)
+            return unflatten(skeleton, tensors, fit=fit)
         result: list[Any] = []
-        copy(lambda: result.append(unflatten(skeleton, tensors)))
+        copy(lambda: result.append(unflatten(skeleton, tensors, fit=fit)))
         return result[0]
 
     def _copy_of(self, number: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,44 +14,60 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from mlflashpoint.core.leaves import leaf_named
-from mlflashpoint.core.skeleton import KEYED, Entry, Named, Skeleton, Value
+from mlflashpoint.core.skeleton import KEYED, TAGS, Entry, Named, Skeleton, Value
 from mlflashpoint.core.standard_leaves import chosen_leaf_named
 from mlflashpoint.errors import FlashpointError, ShardFormatError
 
+_LEAF_TOKENS = frozenset((Tensor, Parameter, Value))
+#: tokens behind which comes a number of children
+_SIZED = frozenset(TAGS)
 
-def unflatten(skeleton: Skeleton, tensors: Sequence[Tensor]) -> Any:
+
+def unflatten(skeleton: Skeleton, tensors: Sequence[Tensor], *, fit: bool = False) -> Any:
     """Put a state together.
 
     Args:
         skeleton: from ``flatten``, or parsed from a file.
         tensors: one per index that the skeleton refers to; they become part of the state, nothing is copied.
+        fit: whether there is one for each node, known to be what the node asks for.
 
     Raises:
         ShardFormatError: a leaf of the allow-list is not registered in this process, or can't be decoded.
     """
+    tokens, values = skeleton.tokens, iter(skeleton.values)
+    keys, leaves = iter(skeleton.keys), iter(tensors if fit else _leaves(skeleton, tensors))
     outer: list[_Frame] = []
     frame = _Frame(operator.itemgetter(0), 1)
-    children, left = frame.children, 1
-    tokens, keys, values = iter(skeleton.tokens), iter(skeleton.keys), iter(skeleton.values)
-    leaves = iter(_leaves(skeleton, tensors))
-    for token in tokens:
-        if token is Tensor or token is Parameter:
-            children.append(next(leaves))
-            left -= 1
-        elif token is Value:
-            children.append(next(values))
-            left -= 1
-        else:
-            frame.left = left
+    place = 0
+    while True:
+        while frame.left:
+            token = tokens[place]
+            place += 1
+            frame.left -= 1
+            if token in _LEAF_TOKENS:
+                frame.children.append(next(values) if token is Value else next(leaves))
+                continue
             outer.append(frame)
-            frame = _frame(token, tokens, keys)
-            children, left = frame.children, frame.left
-        while not left and outer:
-            built = _built(frame)
-            frame = outer.pop()
-            children, left = frame.children, frame.left - 1
-            children.append(built)
-    return _built(frame)
+            if token in _SIZED:
+                frame = _frame(token, tokens[place], keys)
+                place += 1
+            else:
+                frame = _frame(token, 0, keys)
+            # Most containers hold no others: their children are taken in one go.
+            coming = tokens[place : place + frame.left]
+            kinds = set(coming)
+            if kinds <= _LEAF_TOKENS:
+                if Value in kinds:
+                    frame.children = [next(values) if token is Value else next(leaves) for token in coming]
+                else:
+                    frame.children = list(itertools.islice(leaves, frame.left))
+                place += frame.left
+                frame.left = 0
+        built = _built(frame)
+        if not outer:
+            return built
+        frame = outer.pop()
+        frame.children.append(built)
 
 
 def _leaves(skeleton: Skeleton, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -70,7 +87,7 @@ def _leaves(skeleton: Skeleton, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     return found
 
 
-@dataclass
+@dataclass(slots=True)
 class _Frame:
     """A container of which ``left`` children are still to come."""
 
@@ -80,7 +97,7 @@ class _Frame:
     children: list[Any] = field(default_factory=list)
 
 
-def _frame(token: Any, tokens: Iterator[Any], keys: Iterator[Any]) -> _Frame:
+def _frame(token: Any, size: int, keys: Iterator[Any]) -> _Frame:
     if type(token) is Named:
         return _Frame(_named_type(token)._make, len(token.fields))
     if type(token) is Entry:
@@ -92,9 +109,8 @@ def _frame(token: Any, tokens: Iterator[Any], keys: Iterator[Any]) -> _Frame:
             )
         decode = leaf.decode
         return _Frame(lambda children: decode(children[0]), 1, f"leaf {token.name!r}")
-    size = next(tokens)
     if token in KEYED:
-        own = [next(keys) for _ in range(size)]
+        own = list(itertools.islice(keys, size))
         return _Frame(lambda children: token(zip(own, children, strict=True)), size)
     return _Frame(token if token is not list else lambda children: children, size)
 
