@@ -21,6 +21,7 @@ from mlflashpoint.errors import FlashpointError, ShardFormatError
 _LEAF_TOKENS = frozenset((Tensor, Parameter, Value))
 #: tokens behind which comes a number of children
 _SIZED = frozenset(TAGS)
+_DIRECT = frozenset((*KEYED, list))
 
 
 def unflatten(skeleton: Skeleton, tensors: Sequence[Tensor], *, fit: bool = False) -> Any:
@@ -47,22 +48,26 @@ def unflatten(skeleton: Skeleton, tensors: Sequence[Tensor], *, fit: bool = Fals
             if token in _LEAF_TOKENS:
                 frame.children.append(next(values) if token is Value else next(leaves))
                 continue
-            outer.append(frame)
+            size = 0
             if token in _SIZED:
-                frame = _frame(token, tokens[place], keys)
+                size = tokens[place]
                 place += 1
-            else:
-                frame = _frame(token, 0, keys)
-            # Most containers hold no others: their children are taken in one go.
-            coming = tokens[place : place + frame.left]
-            kinds = set(coming)
-            if kinds <= _LEAF_TOKENS:
-                if Value in kinds:
-                    frame.children = [next(values) if token is Value else next(leaves) for token in coming]
-                else:
-                    frame.children = list(itertools.islice(leaves, frame.left))
-                place += frame.left
-                frame.left = 0
+                # Most containers hold no others: they are made in one go.
+                coming = tokens[place : place + size]
+                kinds = set(coming)
+                if token in _DIRECT and kinds <= _LEAF_TOKENS:
+                    if Value in kinds:
+                        children = [next(values) if token is Value else next(leaves) for token in coming]
+                    else:
+                        children = list(itertools.islice(leaves, size))
+                    keyed = token in KEYED
+                    frame.children.append(
+                        token(zip(itertools.islice(keys, size), children, strict=True)) if keyed else children
+                    )
+                    place += size
+                    continue
+            outer.append(frame)
+            frame = _frame(token, size, keys)
         built = _built(frame)
         if not outer:
             return built
