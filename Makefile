@@ -18,11 +18,11 @@ help:
 env:
 	@tools/envs/main.sh
 
+# The first takes as long as the others together.
 envs: env
-	@tools/envs/bridge.sh
-	@tools/envs/lightning.sh
-	@tools/envs/megatron.sh
-	@tools/envs/nemo.sh
+	@tools/envs/bridge.sh & pid=$$!; \
+	tools/envs/lightning.sh && tools/envs/megatron.sh && tools/envs/nemo.sh; others=$$?; \
+	wait $$pid && exit $$others
 
 demo:
 	@tools/envs/bridge.sh 0.6.2

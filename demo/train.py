@@ -44,6 +44,8 @@ def main(save: str, record: str, steps: int, durable_interval: int) -> None:
         vocabulary=4096,
         sequence=32,
         samples_per_step=2,
+        # The framework's own timer lines are log records.
+        verbose=bool(os.environ.get("DEMO_VERBOSE")),
     )
     pretrain(configuration(options), forward_step, callbacks=[Notes()])
 
