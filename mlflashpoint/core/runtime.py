@@ -11,7 +11,9 @@ from typing import Any
 from mlflashpoint.core.channel import Channel, Store
 from mlflashpoint.core.conversation import Conversation
 from mlflashpoint.core.counters import Counters, Stats
+from mlflashpoint.core.deadline import Deadline
 from mlflashpoint.core.depot import Depot
+from mlflashpoint.core.exchange import Exchange
 from mlflashpoint.core.orphans import free_slots
 from mlflashpoint.core.pipeline import Pipeline
 from mlflashpoint.core.planner import Wish
@@ -68,10 +70,17 @@ class Runtime:
         self._pid = os.getpid()
         self._session = Session(config, Ranks(rank, world_size, local_rank), group, store)
         self._counters = Counters()
-        self._pipeline = Pipeline(self._session, self._counters)
-        self._depot = Depot(self._session)
+        self._exchange = Exchange(
+            self._session,
+            self._counters,
+            keep=lambda: self._pipeline.keep(),
+            obsolete=lambda record: self._pipeline.obsolete(record),
+            began=lambda: self._pipeline.began,
+        )
+        self._pipeline = Pipeline(self._session, self._counters, self._exchange)
+        self._depot = Depot(self._session, self._exchange)
         self._conversation = Conversation(self._session, self._depot)
-        self._saves = Saves(self._session, self._pipeline, self._counters, self._depot.close)
+        self._saves = Saves(self._session, self._pipeline, self._counters, self._release)
         self._closed = False
         _runtimes.add(self)
         if self.problem is not None:
@@ -176,9 +185,13 @@ class Runtime:
         return self._session.channel().under(f"run-{start.run}/adapter")
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait for this rank's background work; False if it takes longer than ``timeout_s`` (None: ``deadline_s``)."""
+        """Wait for this rank's background work, replicas included.
+
+        False if it takes longer than ``timeout_s`` (None: ``deadline_s``).
+        """
         self._check_process()
-        return self._pipeline.flush(self.config.deadline_s if timeout_s is None else timeout_s)
+        deadline = Deadline(self.config.deadline_s if timeout_s is None else timeout_s)
+        return self._pipeline.flush(deadline.remaining_s) and self._exchange.wait_idle(deadline.remaining_s)
 
     def find_latest(
         self, *, durable_step: int | None = None, topology: str | None = None, reshard: bool = False
@@ -202,10 +215,13 @@ class Runtime:
             PeerError: the ranks can't talk to each other, or another one gave up.
         """
         self._check_process()
-        self._pipeline.flush(self.config.deadline_s)
-        self._depot.close()
+        self.flush()
+        self._release()
         decision = self._conversation.find(Wish(self.group, durable_step, topology, reshard))
         self._pipeline.rebase(decision.complete)
+        if decision.recovery is not None and decision.recovery.world_size == self.world_size:
+            # Now, and not at the next save: until then one more loss would be the end of the version.
+            self._depot.rebuild(decision.recovery.sources.get(self.rank, ()))
         log.debug("rank %d: %s", self.rank, decision.reason)
         return decision.recovery
 
@@ -250,8 +266,8 @@ class Runtime:
         self._saves.resumed(step if step > 0 else -1)
 
     def stats(self) -> Stats:
-        """Numbers since the start: saves, versions, bytes, seconds, steps, and the last error's text."""
-        return {**self._counters.snapshot(), "group": self.group, "rank": self.rank}
+        """Numbers since the start: saves, versions, bytes, seconds, steps, replicas, and the last errors' texts."""
+        return {**self._counters.snapshot(), **self._exchange.stats(), "group": self.group, "rank": self.rank}
 
     def discard(self) -> None:
         """Give up every version that this rank keeps, replicas too, free their memory, and close.
@@ -266,14 +282,25 @@ class Runtime:
         if self._closed or self._pid != os.getpid():
             return
         self._closed = True
-        idle = self._pipeline.close(min(_CLOSE_S, self.config.deadline_s))
-        if not idle:
+        deadline = Deadline(min(_CLOSE_S, self.config.deadline_s))
+        flushed = self._pipeline.flush(deadline.remaining_s) and self._exchange.wait_idle(deadline.remaining_s)
+        if flushed and not discard and self._exchange.linked:
+            self._pipeline.await_verdicts(deadline.remaining_s, lambda: self._exchange.receiving)
+        self._exchange.close(max(1.0, deadline.remaining_s))
+        idle = self._pipeline.close(deadline.remaining_s)
+        if not (idle and flushed):
             log.warning("rank %d: the last save was still under way at the end and may not count", self.rank)
         self._depot.close()
         if discard and idle and self.problem is None:
             freed = free_slots(self._session.seat)
             log.info("rank %d: training has ended well, %d bytes of memory versions are freed", self.rank, freed)
         self._session.close()
+
+    def _release(self) -> None:
+        """Nothing is read here any more; nor on other nodes, once a save of this start is complete on all of them."""
+        self._depot.close()
+        if self._pipeline.superseded:
+            self._exchange.withdraw()
 
     def _check_usable(self) -> None:
         self._check_process()

@@ -7,6 +7,7 @@ with its deadline, or in the background.
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from pathlib import Path
 
@@ -100,6 +101,10 @@ class Session:
                 self._channel = Channel(self._store(), f"mlflashpoint/{self.group}")
             return self._channel
 
+    def fresh_channel(self) -> Channel:
+        """The same on another connection, for whoever may keep one busy; raises PeerError."""
+        return Channel(self._store(), f"mlflashpoint/{self.group}")
+
     def drop_channel(self) -> None:
         """Give up a connection on which a call hangs; the next use makes a new one."""
         # Not under the lock: whoever makes a connection may be what hangs.
@@ -124,6 +129,7 @@ class Session:
                     seen=self._seen(lineage),
                     job_id=self.config.job_id,
                     problem=None if self.problem is None else str(self.problem),
+                    host=socket.gethostname(),
                 )
                 self._joined = join(
                     self.channel().under("start"),
@@ -131,6 +137,7 @@ class Session:
                     lineage,
                     world_size=self.ranks.world_size,
                     deadline_s=self.config.deadline_s,
+                    replicas=self.config.replicas,
                 )
                 self.remember()
             return self._joined
