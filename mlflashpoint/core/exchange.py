@@ -9,6 +9,7 @@ and never the job, and no call waits longer than it was told to.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -17,6 +18,7 @@ from pathlib import Path
 from mlflashpoint.core.counters import Counters, Stats, as_flashpoint
 from mlflashpoint.core.fetched import Fetched, RoomFor
 from mlflashpoint.core.holding import Holding
+from mlflashpoint.core.lagfile import SeatLag
 from mlflashpoint.core.placement import Placement
 from mlflashpoint.core.reader import ShardReader
 from mlflashpoint.core.record import ShardCopy, ShardRecord
@@ -71,7 +73,7 @@ class Exchange:
         self._replicas: Replicas | None = None
         self._offered: dict[Path, str] = {}
         self._error = ""
-        self._last = _NOTHING
+        self._last = self._reported = _NOTHING
         self._closed = False
 
     @property
@@ -218,6 +220,17 @@ class Exchange:
             "replicas_refused": lag.refused,
             "replica_last_error": lag.last_error or self._error,
         }
+
+    def report(self) -> None:
+        """Tell ``mlflashpoint status`` how far the replicas are behind, if there is anything new."""
+        lag = dataclasses.replace(self.lag(), age_s=0.0)
+        if lag == self._reported or not self.linked or self._session.problem is not None:
+            return
+        self._reported = lag
+        try:
+            SeatLag.of(self.lag(), rank=self._rank, replicas=len(self.placement.holders)).write(self._session.seat)
+        except OSError as error:
+            log.debug("how far the replicas are behind could not be written: %s", error)
 
     def close(self, timeout_s: float) -> None:
         """End it all, bounded; may be called twice."""

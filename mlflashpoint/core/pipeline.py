@@ -49,7 +49,7 @@ class Pipeline:
         self._saver = ShardSaver()
         self._pool = SlotPool()
         self._settlement = Settlement(session, counters, self._pool, exchange.open if exchange else lambda: None)
-        self._worker = Worker(f"mlflashpoint-{session.group}", self._settlement.watch)
+        self._worker = Worker(f"mlflashpoint-{session.group}", self._watch)
         self._complete: tuple[VersionKey, ...] = ()
         #: whether it is known which versions of earlier starts count
         self._based = False
@@ -267,6 +267,12 @@ class Pipeline:
         except Exception as error:
             over(as_flashpoint(error, rank=self._session.ranks.rank, step=ticket.step))
         return replication
+
+    def _watch(self) -> float | None:
+        pause = self._settlement.watch()
+        if self._exchange is not None:
+            self._exchange.report()
+        return pause
 
     def _discard(self, ticket: Ticket) -> None:
         """Make sure that the slot of a save that failed half-way holds nothing, then let it be used again."""

@@ -286,6 +286,7 @@ class Runtime:
         flushed = self._pipeline.flush(deadline.remaining_s) and self._exchange.wait_idle(deadline.remaining_s)
         if flushed and not discard and self._exchange.linked:
             self._pipeline.await_verdicts(deadline.remaining_s, lambda: self._exchange.receiving)
+        self._exchange.report()
         self._exchange.close(max(1.0, deadline.remaining_s))
         idle = self._pipeline.close(deadline.remaining_s)
         if not (idle and flushed):

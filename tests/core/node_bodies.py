@@ -28,3 +28,19 @@ def resume_and_flush(me):
     me.meet("flushed")
     runtime.close()
     return {"found": step, "stats": runtime.stats(), "logs": me.logs}
+
+
+def save_back_to_back(me, rounds):
+    """Resume, and save without a pause, in step with the others; then let it all become complete."""
+    runtime = me.runtime()
+    first = resume(me, runtime)
+    results = []
+    for step in range(first + 1, first + 1 + rounds):
+        me.meet(f"step-{step}")
+        results.append(runtime.save(state(step, me.rank), step=step))
+    assert runtime.flush()
+    me.meet("flushed")
+    settle(runtime, first + rounds)
+    runtime.close()
+    skipped = [result.skipped for result in results]
+    return {"found": first, "skipped": skipped, "last": first + rounds, "stats": runtime.stats(), "logs": me.logs}
