@@ -220,6 +220,8 @@ class StoreConfig:
         object.__setattr__(
             self, "base_container", _directory("MLFLASHPOINT_BASE_CONTAINER", os.fspath(self.base_container))
         )
+        if self.drain_dir is not None:
+            object.__setattr__(self, "drain_dir", _directory("MLFLASHPOINT_DRAIN_DIR", os.fspath(self.drain_dir)))
         for name in ("replicas", "keep_versions", "busy_wait_s", "deadline_s", "drain_budget_s"):
             BY_NAME[name].read({BY_NAME[name].variable: str(getattr(self, name))})
 

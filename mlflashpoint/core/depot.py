@@ -15,7 +15,7 @@ from mlflashpoint.core.holding import Holding
 from mlflashpoint.core.incarnation import Lineage, read_lineage
 from mlflashpoint.core.manifest import node_copies
 from mlflashpoint.core.reader import ShardReader
-from mlflashpoint.core.record import ShardCopy
+from mlflashpoint.core.record import DRAIN_NODE, ShardCopy
 from mlflashpoint.core.seat import live_owner
 from mlflashpoint.core.session import Session
 from mlflashpoint.errors import FlashpointError, NoVersionError, PeerError, ShardCorruptError, ShardFormatError
@@ -24,6 +24,8 @@ log = logging.getLogger("mlflashpoint.core")
 
 #: part of the deadline that fetching one shard for a reader may take
 _FETCH_SHARE = 0.5
+
+_Copies = list[ShardCopy]
 
 
 class Depot:
@@ -52,7 +54,8 @@ class Depot:
             lineage = read_lineage(container.group_dir(group))
         except FlashpointError as error:
             log.warning("the lineage on this node is left out: %s", error)
-        return node_copies(container, group, holder=self._session.ranks.rank), lineage
+        rank = self._session.ranks.rank
+        return [*node_copies(container, group, holder=rank), *(self._drained() if rank == 0 else ())], lineage
 
     def offer(self, *, leader: bool) -> None:
         """Let other nodes fetch what lies on this rank's seat; a node's leader also what lies where no rank sits."""
@@ -80,23 +83,27 @@ class Depot:
             the copies that can be used, the one that was checked first, none if there is none; and those that can't.
         """
         here = self._session.container.node
-        far = [copy for copy in copies if copy.node != here]
-        near = [copy for copy in copies if copy.node == here]
-        bad: list[ShardCopy] = []
-        while near:
-            problem = self.check(near[0])
-            if problem is None:
-                return (*near, *far), bad
-            log.warning("shard of rank %d in %s is unusable: %s", near[0].record.rank, near[0].slot, problem)
-            bad.append(near.pop(0))
-        if not far:
-            return (), bad
-        try:
-            found = self._fetch(far, timeout_s, keep=True)
-        except FlashpointError as error:
-            log.warning("shard of rank %d can't be had from other nodes: %s", far[0].record.rank, error)
-            return (), bad + far
-        return found, bad + [copy for copy in far if copy not in found]
+        near, far, drained = _by_place(copies, here)
+        usable, bad = self._first_good(near)
+        if usable:
+            return (*usable, *far, *drained), bad
+        if far:
+            try:
+                found = self._fetch(far, timeout_s, keep=True)
+                return (*found, *drained), bad + [copy for copy in far if copy not in found]
+            except FlashpointError as error:
+                log.warning("shard of rank %d can't be had from other nodes: %s", far[0].record.rank, error)
+                bad += far
+        usable, unusable = self._first_good(drained)
+        return tuple(usable), bad + unusable
+
+    def _first_good(self, copies: Sequence[ShardCopy]) -> tuple[_Copies, _Copies]:
+        """The copies from the first that has the right digests on, and those before it."""
+        left, bad = list(copies), []
+        while left and (problem := self.check(left[0])) is not None:
+            log.warning("shard of rank %d in %s is unusable: %s", left[0].record.rank, left[0].slot, problem)
+            bad.append(left.pop(0))
+        return left, bad
 
     def check(self, copy: ShardCopy) -> str | None:
         """Why the copy is unusable to this rank, None if all its digests are right; quarantines a corrupt one."""
@@ -126,14 +133,13 @@ class Depot:
     def first_of(self, copies: Sequence[ShardCopy], *, shard: int, step: int) -> ShardReader:
         """A reader of the first of ``copies`` that can be had; raises NoVersionError with each one's problem."""
         problems = []
-        here = None if self._session.problem is not None else self._session.container.node
-        for copy in copies:
-            if copy.node == here or (copy.node, copy.slot) in self._open:
-                try:
-                    return self.take(copy)
-                except (FlashpointError, OSError) as error:
-                    problems.append(str(error))
-        far = [copy for copy in copies if copy.node != here]
+        here = "" if self._session.problem is not None else self._session.container.node
+        near, far, drained = _by_place(copies, here)
+        for copy in (*near, *(copy for copy in far if (copy.node, copy.slot) in self._open), *drained):
+            try:
+                return self.take(copy)
+            except (FlashpointError, OSError) as error:
+                problems.append(str(error))
         if far:
             try:
                 found = self._fetch(far, self._session.config.deadline_s * _FETCH_SHARE, keep=False)
@@ -153,7 +159,7 @@ class Depot:
             return
 
         def holding() -> Holding:
-            if copies[0].node == self._session.container.node:
+            if copies[0].node in (self._session.container.node, DRAIN_NODE):
                 return Holding.open(self._path(copies[0]))
             raise PeerError("the shard is not in this node's memory, which is full", rank=self._session.ranks.rank)
 
@@ -186,10 +192,27 @@ class Depot:
         return tuple(good)
 
     def _path(self, copy: ShardCopy) -> Path:
+        if copy.node == DRAIN_NODE:
+            if self._session.drain is None:
+                raise PeerError(
+                    "the shard lies in a drain directory that this rank was not told of",
+                    setting="MLFLASHPOINT_DRAIN_DIR",
+                    rank=self._session.ranks.rank,
+                    remedy="set it alike on all ranks",
+                )
+            return self._session.drain.slot(copy.slot)
         return self._session.container.path / copy.slot
 
+    def _drained(self) -> _Copies:
+        try:
+            drain = self._session.drain
+            return [] if drain is None else drain.copies(holder=self._session.ranks.rank)
+        except OSError as error:
+            log.warning("the drain directory is left out: %s", error)
+            return []
+
     def _opened(self, copy: ShardCopy) -> ShardReader:
-        if copy.node != self._session.container.node:
+        if copy.node not in (self._session.container.node, DRAIN_NODE):
             raise PeerError(
                 f"the shard of rank {copy.record.rank} lies in the memory of another node",
                 rank=self._session.ranks.rank,
@@ -199,3 +222,10 @@ class Depot:
             reader.close()
             raise PeerError("the slot holds another shard by now", path=self._path(copy))
         return reader
+
+
+def _by_place(copies: Sequence[ShardCopy], here: str) -> tuple[_Copies, _Copies, _Copies]:
+    """The copies on this node, on other nodes, and in the drain directory."""
+    near = [copy for copy in copies if copy.node == here]
+    far = [copy for copy in copies if copy.node not in (here, DRAIN_NODE)]
+    return near, far, [copy for copy in copies if copy.node == DRAIN_NODE]

@@ -138,6 +138,12 @@ class Pipeline:
         known = {Version(key.incarnation, key.step) for key in self._complete}
         return sorted(self._pool.protected() | {max(known)} if known else self._pool.protected())
 
+    def newest_complete(self) -> Version | None:
+        """The newest version that is known to be complete, None if none is."""
+        known = [Version(key.incarnation, key.step) for key in self._complete]
+        newest = self._pool.newest_complete
+        return max(known if newest is None else [*known, newest], default=None)
+
     def obsolete(self, record: ShardRecord) -> bool:
         """Whether nobody will ever need a shard: a newer version is complete, or its own can't become so any more."""
         version, newest = Version(record.incarnation, record.step), self._pool.newest_complete

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mlflashpoint.core import sigterm
 from mlflashpoint.core.channel import Channel, Store
 from mlflashpoint.core.conversation import Conversation
 from mlflashpoint.core.counters import Counters, Stats
 from mlflashpoint.core.deadline import Deadline
 from mlflashpoint.core.depot import Depot
+from mlflashpoint.core.drain import Drained, drain_seat
 from mlflashpoint.core.exchange import Exchange
 from mlflashpoint.core.orphans import free_slots
 from mlflashpoint.core.pipeline import Pipeline
@@ -24,7 +28,7 @@ from mlflashpoint.core.registry import Registry
 from mlflashpoint.core.results import Loaded, SaveResult
 from mlflashpoint.core.saves import Saves
 from mlflashpoint.core.session import Session
-from mlflashpoint.errors import FlashpointError
+from mlflashpoint.errors import DrainError, FlashpointError
 from mlflashpoint.settings import StoreConfig
 
 __all__ = ["Loaded", "Recovery", "Runtime", "SaveResult", "close_runtimes", "get_runtime"]
@@ -32,6 +36,7 @@ __all__ = ["Loaded", "Recovery", "Runtime", "SaveResult", "close_runtimes", "get
 log = logging.getLogger("mlflashpoint.core")
 
 _CLOSE_S = 60.0
+_DRAIN_FLUSH_S = 2.0
 
 
 class Runtime:
@@ -83,6 +88,8 @@ class Runtime:
         self._saves = Saves(self._session, self._pipeline, self._counters, self._release)
         self._closed = False
         _runtimes.add(self)
+        if config.drain_dir is not None:
+            sigterm.on_sigterm(self, functools.partial(_drain, self._session, self._pipeline), config.drain_budget_s)
         if self.problem is not None:
             self._counters.failure("no memory store on this rank", self.problem)
             if config.strict:
@@ -144,6 +151,9 @@ class Runtime:
             what became of it; it raises nothing unless ``config.strict``, then FlashpointError.
         """
         wait = not self.config.async_save if wait is None else wait
+        if self.config.drain_dir is not None:
+            # A framework may have set a handler of its own meanwhile.
+            sigterm.install()
         result = self._saves.save(self._check_usable, state, step, topology, attributes or {}, wait)
         if result.error is not None and self.config.strict:
             raise result.error
@@ -269,6 +279,17 @@ class Runtime:
         """Numbers since the start: saves, versions, bytes, seconds, steps, replicas, and the last errors' texts."""
         return {**self._counters.snapshot(), **self._exchange.stats(), "group": self.group, "rank": self.rank}
 
+    def drain(self) -> Drained:
+        """Copy this rank's shard of the newest complete version to ``config.drain_dir``, and others that it has.
+
+        Blocks for ``config.drain_budget_s`` seconds at most.
+
+        Raises:
+            DrainError: there is no directory, no room in it or no time for even one shard.
+        """
+        self._check_process()
+        return _drain(self._session, self._pipeline)
+
     def discard(self) -> None:
         """Give up every version that this rank keeps, replicas too, free their memory, and close.
 
@@ -282,6 +303,8 @@ class Runtime:
         if self._closed or self._pid != os.getpid():
             return
         self._closed = True
+        sigterm.forget(self)
+        sigterm.wait()
         deadline = Deadline(min(_CLOSE_S, self.config.deadline_s))
         flushed = self._pipeline.flush(deadline.remaining_s) and self._exchange.wait_idle(deadline.remaining_s)
         if flushed and not discard and self._exchange.linked:
@@ -315,6 +338,19 @@ class Runtime:
                 f"the runtime belongs to process {self._pid}, this one was forked from it",
                 remedy="save and resume in the training process",
             )
+
+
+def _drain(session: Session, pipeline: Pipeline) -> Drained:
+    target, config = session.drain, session.config
+    if target is None:
+        raise DrainError(
+            "there is nowhere to drain to", setting="MLFLASHPOINT_DRAIN_DIR", remedy="set it to a durable directory"
+        )
+    # What is being committed at this moment may become the newest complete version within the next one.
+    began = time.monotonic()
+    pipeline.flush(min(_DRAIN_FLUSH_S, config.drain_budget_s / 4))
+    left = config.drain_budget_s - (time.monotonic() - began)
+    return drain_seat(session.seat, session.ranks.rank, target, newest=pipeline.newest_complete, budget_s=left)
 
 
 _runtimes: Registry[Runtime] = Registry(lambda group: Runtime.from_env(group=group))

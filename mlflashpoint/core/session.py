@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from mlflashpoint.core.channel import Channel, HashStore, Store
 from mlflashpoint.core.container import Container, check_group, open_container
+from mlflashpoint.core.draindir import DrainDir
 from mlflashpoint.core.incarnation import Incarnation, Lineage, read_lineage, record_lineage
 from mlflashpoint.core.manifest import seats_of
 from mlflashpoint.core.ranks import Ranks
@@ -89,6 +90,12 @@ class Session:
     def epoch(self) -> int:
         """Number of rollbacks within this process."""
         return len(self.resumed_from) - 1
+
+    @property
+    def drain(self) -> DrainDir | None:
+        """Where versions are drained to, and may have been by an earlier start; None for nowhere."""
+        root = self.config.drain_dir
+        return None if root is None else DrainDir(root, self.config.job_id, self.group)
 
     def channel(self) -> Channel:
         """The group's channel, on a connection of its own; made at the first call, which may take a moment.
@@ -206,11 +213,20 @@ class Session:
             return Lineage()
 
     def _seen(self, lineage: Lineage) -> int:
-        """Highest incarnation number that the node's lineage, or a commit record on it, names."""
+        """Highest incarnation number that the node's lineage, a commit record on it, or what was drained names."""
         from mlflashpoint.core.arena import scan_seat
 
         if self.problem is not None:
             return 0
         seats = seats_of(self.container.group_dir(self.group)).values()
         numbers = (slot.record.incarnation for seat in seats for slot in scan_seat(seat) if slot.record is not None)
-        return max(numbers, default=lineage.newest)
+        return max(lineage.newest, self._drained(), *numbers)
+
+    def _drained(self) -> int:
+        if self.drain is None:
+            return 0
+        try:
+            return self.drain.newest_incarnation()
+        except OSError as error:
+            log.warning("the drain directory is left out: %s", error)
+            return 0
