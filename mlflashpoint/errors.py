@@ -139,5 +139,9 @@ class ReplicationError(PeerError):
     """A replica could not be delivered, checked or fetched."""
 
 
+class DrainError(FlashpointError):
+    """A shard could not be copied to the drain directory; names the directory, and what it lacks."""
+
+
 class TimingsError(FlashpointError):
     """A log, a result file or an argument of ``mlflashpoint timings`` or ``mlflashpoint ab`` can't be used."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import difflib
 import os
-import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +138,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob("save_every_n_steps", None, _integer(1), "memory cadence where the recipe has none"),
     Knob("async", True, _flag, "finish a save in the background after staging"),
     Knob("replicas", 1, _integer(0), "copies on other failure domains; 0 turns replication off"),
-    Knob("failure_domain", None, _text, "label of this node's failure domain; the host name by default"),
+    Knob("failure_domain", None, _text, "label of this node's failure domain; by default each node is one"),
     Knob("keep_versions", 2, _integer(1, 3), "complete versions kept between saves (a rank has 2 slots or more)"),
     Knob("bridge_enabled", True, _flag, "patch Megatron Bridge"),
     Knob("megatron_lm_enabled", True, _flag, "patch Megatron-LM's training loop"),
@@ -208,7 +207,7 @@ class StoreConfig:
     allow_non_tmpfs: bool = False
     async_save: bool = True
     replicas: int = 1
-    failure_domain: str = field(default_factory=socket.gethostname)
+    failure_domain: str = ""
     keep_versions: int = 2
     busy_wait_s: float = 5.0
     deadline_s: float = 600.0
@@ -221,6 +220,8 @@ class StoreConfig:
         object.__setattr__(
             self, "base_container", _directory("MLFLASHPOINT_BASE_CONTAINER", os.fspath(self.base_container))
         )
+        if self.drain_dir is not None:
+            object.__setattr__(self, "drain_dir", _directory("MLFLASHPOINT_DRAIN_DIR", os.fspath(self.drain_dir)))
         for name in ("replicas", "keep_versions", "busy_wait_s", "deadline_s", "drain_budget_s"):
             BY_NAME[name].read({BY_NAME[name].variable: str(getattr(self, name))})
 
@@ -242,7 +243,7 @@ class StoreConfig:
             )
         }
         values["async_save"] = BY_NAME["async"].read(env)
-        values["failure_domain"] = BY_NAME["failure_domain"].read(env) or socket.gethostname()
+        values["failure_domain"] = BY_NAME["failure_domain"].read(env) or ""
         values["base_container"] = BY_NAME["base_container"].read(env)
         values.update(overrides)
         if "job_id" not in values:

@@ -12,6 +12,7 @@ from pathlib import Path
 from mlflashpoint.core.arena import SlotInfo, file_of, scan_seat
 from mlflashpoint.core.container import Container, read_container
 from mlflashpoint.core.incarnation import Lineage, read_lineage
+from mlflashpoint.core.lagfile import SeatLag
 from mlflashpoint.core.manifest import seats_of
 from mlflashpoint.core.plan import VersionKey, abandoned
 from mlflashpoint.core.seat import live_owner
@@ -21,12 +22,13 @@ from mlflashpoint.settings import StoreConfig
 
 @dataclass(frozen=True)
 class Seat:
-    """One seat: its folder, the process that lives on it (None for none), and its slots."""
+    """One seat: its folder, the process that lives on it (None for none), its slots, and how far its replicas are."""
 
     group: str
     path: Path
     owner: int | None
     slots: tuple[SlotInfo, ...]
+    lag: SeatLag | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def take_stock(base: Path) -> Inventory:
         found = []
         for path in seats_of(base / group).values():
             slots = tuple(scan_seat(path))
-            found.append(Seat(group, path, live_owner(path), slots))
+            found.append(Seat(group, path, live_owner(path), slots, SeatLag.read(path)))
             problems += [str(slot.problem) for slot in slots if slot.problem is not None]
             problems += [
                 f"quarantined [path {slot.path}]" for slot in slots if file_of(slot.path, "quarantined").exists()

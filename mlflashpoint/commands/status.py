@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import time
 from typing import Any
 
 from mlflashpoint.commands.inventory import Inventory, arguments, base_from, human_bytes, reported, take_stock
+from mlflashpoint.core.lagfile import SeatLag
 
 
 def main(argv: list[str]) -> int:
@@ -42,6 +44,11 @@ def _as_json(inventory: Inventory) -> dict[str, Any]:
             }
             for version in inventory.versions
         ],
+        "replication": [
+            {"group": seat.group, "seat": seat.path.name, **dataclasses.asdict(seat.lag)}
+            for seat in inventory.seats
+            if seat.lag is not None
+        ],
         "problems": list(inventory.problems),
     }
 
@@ -71,4 +78,12 @@ def _as_text(inventory: Inventory) -> str:
     lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     if not inventory.versions:
         lines[1:] = ["no version"]
+    lines += [_lag(seat.lag, now, seat.owner is not None) for seat in inventory.seats if seat.lag is not None]
     return "\n".join([*lines, *(f"unusable: {problem}" for problem in inventory.problems)]) + "\n"
+
+
+def _lag(lag: SeatLag, now: float, live: bool) -> str:
+    text = f"rank {lag.rank}: {lag.acknowledged} shards replicated, {lag.failed} not"
+    if live and lag.since_s:
+        text += f"; {human_bytes(lag.bytes_outstanding)} on their way for {max(0.0, now - lag.since_s):.0f} s"
+    return text + (f"; last error: {lag.last_error}" if lag.last_error else "")

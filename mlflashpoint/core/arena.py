@@ -67,20 +67,38 @@ class Arena:
         small = [slot for slot in self.slots if slot.capacity < nbytes]
         if len(self.slots) >= count and not small:
             return
-        size = max(1, -(-nbytes // _GRAIN)) * _GRAIN
+        fresh = self._fresh(count - len(self.slots))
+        self._prepare([*small, *fresh], nbytes, max(count, len(self.slots)))
+        self.slots += fresh
+
+    def add(self, nbytes: int) -> Slot:
+        """One more slot of at least ``nbytes`` bytes, empty; raises as ``reserve``."""
+        (slot,) = self._fresh(1)
+        self._prepare([slot], nbytes, 1)
+        self.slots.append(slot)
+        return slot
+
+    def enlarge(self, slot: Slot, nbytes: int) -> None:
+        """Make one slot of the arena at least ``nbytes`` bytes long, keeping what it holds; raises as ``reserve``."""
+        if slot.capacity < nbytes:
+            self._prepare([slot], nbytes, 1)
+
+    def _fresh(self, count: int) -> list[Slot]:
         taken = {slot.path for slot in self.slots}
         free_paths = (path for path in map(self._path, range(count + len(taken))) if path not in taken)
-        fresh = [Slot(next(free_paths)) for _ in range(count - len(self.slots))]
-        need = sum(size - slot.capacity for slot in (*small, *fresh))
+        return [Slot(next(free_paths)) for _ in range(count)]
+
+    def _prepare(self, slots: list[Slot], nbytes: int, count: int) -> None:
+        size = max(1, -(-nbytes // _GRAIN)) * _GRAIN
+        need = sum(size - slot.capacity for slot in slots)
         have = free_bytes(self.seat_dir)
         if need > have:
             raise StoreFullError(
-                f"{max(count, len(self.slots))} slots of {size} bytes need {need} more bytes, the store has {have}",
+                f"{count} slots of {size} bytes need {need} more bytes, the store has {have}",
                 path=self.seat_dir,
                 remedy="give the memory file system more room, or keep fewer versions (MLFLASHPOINT_KEEP_VERSIONS)",
             )
-        prepare([*small, *fresh], size)
-        self.slots += fresh
+        prepare(slots, size)
 
     def close(self) -> None:
         """Let go of the mappings; the files stay. What others still hold of them stays valid until they let go."""

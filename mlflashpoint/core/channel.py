@@ -51,6 +51,11 @@ class Channel:
         """The same connection, with ``prefix`` added."""
         return Channel(self._base, f"{self._prefix}/{prefix}", clone=False)
 
+    @property
+    def store(self) -> Store:
+        """The store itself, below this channel's prefix."""
+        return PrefixStore(self._prefix, self._base)
+
     def post(self, key: str, value: Any) -> None:
         with self._explained(key):
             self._store.set(key, _encode(key, value))

@@ -29,7 +29,7 @@ class Conversation:
 
     Args:
         session: an opened session.
-        depot: access to the copies on this node.
+        depot: access to the copies.
     """
 
     def __init__(self, session: Session, depot: Depot) -> None:

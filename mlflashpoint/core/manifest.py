@@ -12,12 +12,13 @@ from typing import Any
 
 from mlflashpoint.core.arena import scan_seat
 from mlflashpoint.core.container import Container
-from mlflashpoint.core.record import ShardCopy, ShardRecord
+from mlflashpoint.core.record import DRAIN_NODE, ShardCopy, ShardRecord
 from mlflashpoint.errors import FlashpointError, PeerError
 
 log = logging.getLogger("mlflashpoint.core")
 
 _SLOT = re.compile(r"(?!\.)[^/\x00]{1,200}/seat-[0-9]{1,9}/(slot|replica)-[0-9]{1,9}")
+_DRAINED = re.compile(DRAIN_NODE + r"/step-[0-9]{1,18}\.[0-9]{1,9}\.[0-9a-zA-Z+]{0,64}/rank-[0-9]{1,9}")
 _SEAT = re.compile(r"seat-([0-9]{1,9})")
 
 
@@ -52,6 +53,9 @@ def with_holders(copies: Iterable[ShardCopy], holders: Mapping[tuple[str, int], 
     """Name as each copy's holder the rank that sits on its seat now, where ``(node, seat)`` has one."""
     named = []
     for copy in copies:
+        if copy.node == DRAIN_NODE:
+            named.append(copy)
+            continue
         seat = int(copy.slot.split("/")[-2].removeprefix("seat-"))
         holder = holders.get((copy.node, seat), copy.holder)
         named.append(copy if holder == copy.holder else dataclasses.replace(copy, holder=holder))
@@ -68,7 +72,7 @@ def copy_from_json(raw: Any) -> ShardCopy:
     if not isinstance(raw, dict) or {name: type(value) for name, value in raw.items()} != kinds:
         raise PeerError("an entry of a manifest is malformed", remedy="run one mlflashpoint release on all ranks")
     # The slot becomes part of a path: it must not lead out of the container.
-    if not _SLOT.fullmatch(raw["slot"]):
+    if not (_DRAINED if raw["node"] == DRAIN_NODE else _SLOT).fullmatch(raw["slot"]):
         raise PeerError(f"{raw['slot']!r} is no slot")
     return ShardCopy(**{**raw, "record": ShardRecord.from_json(json.dumps(raw["record"]).encode())})
 

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mlflashpoint.core.arena import Arena
+from mlflashpoint.core.arena import Arena, Slot
 from mlflashpoint.core.counters import Counters, as_flashpoint, log_record
+from mlflashpoint.core.deadline import Deadline
+from mlflashpoint.core.exchange import Exchange
 from mlflashpoint.core.orphans import free_orphans
 from mlflashpoint.core.plan import VersionKey
 from mlflashpoint.core.pool import SlotPool
+from mlflashpoint.core.record import ShardRecord
 from mlflashpoint.core.rotation import Version, slots_needed
 from mlflashpoint.core.saver import ShardSaver
 from mlflashpoint.core.session import Session
 from mlflashpoint.core.settlement import Settlement
-from mlflashpoint.core.ticket import Attributes, Ticket
+from mlflashpoint.core.ticket import Attributes, Replication, Ticket
 from mlflashpoint.core.worker import Worker
 from mlflashpoint.errors import DeadlineExceededError, FlashpointError, SlotBusyError
 
 log = logging.getLogger("mlflashpoint.core")
+
+#: how long a rank that ends waits for the others while none of them sends anything
+_QUIET_S = 5.0
 
 _RARER = "save more rarely, or set MLFLASHPOINT_KEEP_VERSIONS=3 for one more slot"
 
@@ -31,17 +38,21 @@ class Pipeline:
     Args:
         session: an opened session.
         counters: where to count.
+        exchange: sends replicas to other nodes; None if there are none.
     """
 
-    def __init__(self, session: Session, counters: Counters) -> None:
+    def __init__(self, session: Session, counters: Counters, exchange: Exchange | None = None) -> None:
         self._session = session
         self._counters = counters
+        self._exchange = exchange
         self._arena: Arena | None = None
         self._saver = ShardSaver()
         self._pool = SlotPool()
-        self._settlement = Settlement(session, counters, self._pool)
-        self._worker = Worker(f"mlflashpoint-{session.group}", self._settlement.watch)
+        self._settlement = Settlement(session, counters, self._pool, exchange.open if exchange else lambda: None)
+        self._worker = Worker(f"mlflashpoint-{session.group}", self._watch)
         self._complete: tuple[VersionKey, ...] = ()
+        #: whether it is known which versions of earlier starts count
+        self._based = False
         self._stuck_in_a_row = 0
 
     def stage(self, ticket: Ticket, state: Any, attributes: Attributes) -> int:
@@ -58,6 +69,9 @@ class Pipeline:
         arena = self._prepare(seat, planned.nbytes)
         ticket.index = self._take(ticket)
         try:
+            if self._exchange is not None:
+                # Another node may be reading what an earlier start left there.
+                self._exchange.withdraw(arena.slots[ticket.index].path)
             if callable(attributes):
                 ticket.late_attributes, attributes = attributes, {}
             staged = ticket.staged = self._saver.stage(arena.slots[ticket.index], planned, attributes=attributes)
@@ -86,7 +100,7 @@ class Pipeline:
 
     def rebase(self, complete: tuple[VersionKey, ...]) -> None:
         """The ranks found together which versions are complete."""
-        self._complete = complete
+        self._complete, self._based = complete, True
         if self._arena is not None:
             self._pool.rebase(complete)
 
@@ -101,12 +115,59 @@ class Pipeline:
         self._pool.roll_back(step)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait for the background; False if it is not done after ``timeout_s`` seconds."""
-        return self._worker.drain(timeout_s)
+        """Wait for the background and for all replicas; False if they are not done after ``timeout_s`` seconds."""
+        deadline = Deadline(timeout_s)
+        return self._worker.drain(timeout_s) and self._settlement.await_told(deadline.remaining_s)
+
+    def await_verdicts(self, timeout_s: float, others_are_busy: Callable[[], bool]) -> None:
+        """Give the other ranks time to finish the saves that this one has finished: they need its memory to do so.
+
+        Waits until the verdicts are known; ``timeout_s`` seconds at most, and much less if nobody sends anything.
+        """
+        deadline, quiet = Deadline(timeout_s), Deadline(min(timeout_s, _QUIET_S))
+        while self._pool.open_versions() and not deadline.passed and self._worker.started:
+            if others_are_busy():
+                quiet = Deadline(_QUIET_S)
+            elif quiet.passed:
+                break
+            self._worker.wake()
+            time.sleep(0.02)
+
+    def keep(self) -> list[Version]:
+        """Versions that other nodes must keep the replicas of."""
+        known = {Version(key.incarnation, key.step) for key in self._complete}
+        return sorted(self._pool.protected() | {max(known)} if known else self._pool.protected())
+
+    def newest_complete(self) -> Version | None:
+        """The newest version that is known to be complete, None if none is."""
+        known = [Version(key.incarnation, key.step) for key in self._complete]
+        newest = self._pool.newest_complete
+        return max(known if newest is None else [*known, newest], default=None)
+
+    def obsolete(self, record: ShardRecord) -> bool:
+        """Whether nobody will ever need a shard: a newer version is complete, or its own can't become so any more."""
+        version, newest = Version(record.incarnation, record.step), self._pool.newest_complete
+        if newest is not None and version < newest:
+            return True
+        if not self._based or record.incarnation >= self._session.number(0):
+            return False
+        return (record.incarnation, record.run, record.step) not in {key[:3] for key in self._complete}
+
+    @property
+    def superseded(self) -> bool:
+        """Whether a version that this start saved is complete, so that nobody needs what earlier ones left."""
+        newest = self._pool.newest_complete
+        return newest is not None and newest.incarnation >= self._session.number(0) > 0
+
+    @property
+    def began(self) -> bool:
+        """Whether this rank's slots are in use, so that nobody else may write to them."""
+        return self._arena is not None
 
     def close(self, timeout_s: float) -> bool:
         """End the background thread; False if it is still busy, then the slots stay mapped under it."""
-        stopped = self._worker.stop(timeout_s)
+        flushed = self.flush(timeout_s)
+        stopped = self._worker.stop(timeout_s if flushed else 0.0) and flushed
         if stopped and self._arena is not None:
             self._arena.close()
             self._arena = None
@@ -173,13 +234,14 @@ class Pipeline:
                 topology=ticket.topology,
             )
             committed = True
-            self._pool.stored(ticket.index, Version(start.number, ticket.step), epoch=ticket.epoch)
+            sends = self._exchange is not None and self._exchange.sends
+            self._pool.stored(ticket.index, Version(start.number, ticket.step), epoch=ticket.epoch, sending=sends)
             self._counters.add("saves_ok")
             self._counters.raise_to("last_committed_step", ticket.step)
             fields: dict[str, Any] = {"group": self._session.group, "incarnation": start.number, "rank": ranks.rank}
             fields |= {"step": ticket.step, "bytes": record.data_bytes}
             log_record(logging.DEBUG, "commit", {**fields, "commit_ms": round((time.perf_counter() - began) * 1e3, 3)})
-            self._settlement.commit(ticket)
+            self._settlement.commit(ticket, self._replicate(ticket, staged.slot, record) if sends else None)
         except Exception as error:
             named = as_flashpoint(error, rank=ranks.rank, step=ticket.step)
             self._counters.failure("a save failed in the background", named)
@@ -192,6 +254,31 @@ class Pipeline:
             # It holds the state's scalars and, through the slot, the mapping.
             ticket.staged = None
             ticket.done.set()
+
+    def _replicate(self, ticket: Ticket, slot: Slot, record: ShardRecord) -> Replication:
+        """Send the slot's shard to its holders; the slot is busy until that is over."""
+        assert self._exchange is not None
+        replication = Replication()
+
+        def over(error: FlashpointError | None) -> None:
+            self._pool.sent(ticket.index)
+            if error is not None:
+                replication.error = as_flashpoint(error, rank=self._session.ranks.rank, step=ticket.step)
+                self._counters.failure("a replica could not be delivered", replication.error)
+            replication.done.set()
+            self._worker.wake()
+
+        try:
+            self._exchange.send(slot, record, over)
+        except Exception as error:
+            over(as_flashpoint(error, rank=self._session.ranks.rank, step=ticket.step))
+        return replication
+
+    def _watch(self) -> float | None:
+        pause = self._settlement.watch()
+        if self._exchange is not None:
+            self._exchange.report()
+        return pause
 
     def _discard(self, ticket: Ticket) -> None:
         """Make sure that the slot of a save that failed half-way holds nothing, then let it be used again."""

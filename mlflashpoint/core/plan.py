@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mlflashpoint.core.incarnation import Incarnation, Lineage
-from mlflashpoint.core.record import ShardCopy
+from mlflashpoint.core.record import DRAIN_NODE, ShardCopy
 
 _Ranks = dict[int, list[ShardCopy]]
 
@@ -208,7 +208,11 @@ def _incomplete(key: VersionKey, ranks: _Ranks, bad: int, needed_at: Mapping[int
         return f"no copy of the shards of {_some(missing)}{suffix}"
     if needed_at is None:
         return None
-    far = [rank for rank, copies in ranks.items() if all(copy.node != needed_at.get(rank) for copy in copies)]
+    far = [
+        rank
+        for rank, copies in ranks.items()
+        if all(copy.node not in (needed_at.get(rank), DRAIN_NODE) for copy in copies)
+    ]
     return f"only other nodes hold the shards of {_some(sorted(far))}" if far else None
 
 
@@ -229,6 +233,8 @@ def _ordered(ranks: _Ranks, placement: Mapping[int, str], same_layout: bool) -> 
             def distance(copy: ShardCopy, rank: int = rank, node: str | None = node) -> int:
                 if copy.node == node:
                     return 0 if copy.holder == rank and not copy.replica else 1
+                if copy.node == DRAIN_NODE:
+                    return 4
                 return 3 if copy.replica else 2
 
             copies.sort(key=distance)

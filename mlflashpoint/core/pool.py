@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from mlflashpoint.core.plan import VersionKey
 from mlflashpoint.core.record import ShardRecord
-from mlflashpoint.core.rotation import Tenant, Version, choose_slot
+from mlflashpoint.core.rotation import Tenant, Version, choose_slot, may_overwrite
 
 
 class SlotPool:
@@ -87,15 +87,31 @@ class SlotPool:
         with self._changed:
             return choose_slot(self._tenants, self._newest) is not None
 
-    def stored(self, index: int, version: Version, *, epoch: int) -> None:
+    def stored(self, index: int, version: Version, *, epoch: int, sending: bool = False) -> None:
         """The slot now holds this rank's committed shard of ``version``, whose verdict is open.
 
         ``epoch`` is the number of rollbacks before the save began: later ones may have abandoned the version meanwhile.
+        ``sending``: its bytes are on their way to other nodes, until ``sent``.
         """
         with self._changed:
             abandoned = any(version.step > step for step in self._rollbacks[epoch:])
-            self._tenants[index] = Tenant(version, failed=abandoned)
+            self._tenants[index] = Tenant(version, busy=sending, failed=abandoned)
             self._changed.notify_all()
+
+    def sent(self, index: int) -> None:
+        """Nobody reads the slot's bytes any more."""
+        with self._changed:
+            self._tenants[index] = dataclasses.replace(self._tenants[index], busy=False)
+            self._changed.notify_all()
+
+    def protected(self) -> set[Version]:
+        """Versions that no rank may give up, as far as this one knows: those that may not be overwritten here, and the
+        newest complete one.
+        """
+        with self._changed:
+            held = {tenant.version for tenant in self._tenants if not may_overwrite(tenant, self._newest)}
+            held |= {self._newest, max(self._complete, default=None)}
+            return {version for version in held if version is not None}
 
     def freed(self, index: int) -> None:
         """The slot holds nothing."""

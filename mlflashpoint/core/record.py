@@ -10,6 +10,8 @@ from typing import Any
 from mlflashpoint.errors import ShardFormatError
 
 FORMAT_VERSION = 1
+#: stands for the node of a copy in the drain directory, which every node reads
+DRAIN_NODE = "drain"
 _MAX_RECORD_BYTES = 64 << 10
 
 
@@ -88,7 +90,8 @@ class ShardCopy:
 
     Attributes:
         record: the shard's commit record.
-        node: identity of the memory container that holds it (random, kept in the container, lost with it).
+        node: identity of the memory container that holds it (random, kept in the container, lost with it), or
+            ``DRAIN_NODE``.
         holder: global rank, in the present incarnation, whose process can read and serve the copy.
         slot: path of the slot relative to the base container, for example ``default/seat-0/slot-1``.
         replica: whether it was received from a peer.

@@ -28,6 +28,9 @@ from mlflashpoint.errors import FlashpointError, PeerError, TopologyMismatchErro
 
 log = logging.getLogger("mlflashpoint.core")
 
+#: part of what is left of the deadline that one attempt to fetch may take: time must remain for another version
+_FETCH_SHARE = 0.35
+
 
 @dataclass(frozen=True)
 class Recovery:
@@ -105,13 +108,20 @@ class Decision:
 class Depot(Protocol):
     """How this rank reaches the memory of its node, and of others."""
 
-    remote: bool
+    @property
+    def remote(self) -> bool:
+        """Whether a shard in another node's memory can be had."""
 
     def list(self) -> tuple[Sequence[ShardCopy], Lineage]:
         """The committed copies on this node, and what it knows of the job's starts."""
 
-    def check(self, copy: ShardCopy) -> str | None:
-        """Why the copy is unusable to this rank, None if its digests are right; quarantines a corrupt one."""
+    def offer(self, *, leader: bool) -> None:
+        """Let other nodes fetch what lies on this rank's seat; a node's leader also what lies where no rank sits."""
+
+    def secure(
+        self, copies: Sequence[ShardCopy], timeout_s: float
+    ) -> tuple[tuple[ShardCopy, ...], Sequence[ShardCopy]]:
+        """Make sure that this rank can read a shard; the usable copies, best first, and the others."""
 
 
 def recover(room: Room, me: Member, members: Sequence[Member], depot: Depot, wish: Wish) -> Decision:
@@ -140,8 +150,11 @@ def recover(room: Room, me: Member, members: Sequence[Member], depot: Depot, wis
 def _recover(room: Room, me: Member, members: Sequence[Member], depot: Depot, wish: Wish) -> Decision:
     # Every rank has waited for its own background work: a list made before would lack the newest shards.
     room.arrive("flushed")
-    if me.leader:
+    if me.leader or depot.remote:
         room.all_arrived("flushed")
+        # Before anybody is sent here to fetch something.
+        depot.offer(leader=me.leader)
+    if me.leader:
         _post_manifest(room, me, depot)
     room.arrive("listed")
     planner = Planner(room, members, wish, depot.remote) if me.rank == 0 else None
@@ -155,7 +168,7 @@ def _recover(room: Room, me: Member, members: Sequence[Member], depot: Depot, wi
         if version is None:
             return decision
         duty = [me.rank] if version.world_size == room.world_size else talk.read(f"duty/{me.rank}") or []
-        checked, bad = _check_all(talk, duty, depot)
+        checked, bad = _secure_all(talk, duty, depot, room.remaining_s * _FETCH_SHARE)
         if bad:
             number = talk.add("bad")
             talk.post(f"bad/{number}", {"lost": not all(checked.values()), "copies": bad})
@@ -185,19 +198,15 @@ def _post_manifest(room: Room, me: Member, depot: Depot) -> None:
     room.channel.post(f"manifest/{me.rank}", {"chunks": len(chunks), "lineage": lineage.to_json()})
 
 
-def _check_all(
-    talk: Channel, shards: Iterable[int], depot: Depot
+def _secure_all(
+    talk: Channel, shards: Iterable[int], depot: Depot, timeout_s: float
 ) -> tuple[dict[int, tuple[ShardCopy, ...]], list[tuple[str, str]]]:
     """The sources of ``shards`` without those that turned out bad before the first good one, and the bad ones."""
     checked: dict[int, tuple[ShardCopy, ...]] = {}
     bad: list[tuple[str, str]] = []
     for shard in shards:
-        sources = sources_of(talk, shard)
-        while sources and (problem := depot.check(sources[0])) is not None:
-            log.warning("shard of rank %d in %s is unusable: %s", shard, sources[0].slot, problem)
-            bad.append((sources[0].node, sources[0].slot))
-            sources = sources[1:]
-        checked[shard] = sources
+        checked[shard], unusable = depot.secure(sources_of(talk, shard), timeout_s)
+        bad += [(copy.node, copy.slot) for copy in unusable]
     return checked, bad
 
 

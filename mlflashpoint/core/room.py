@@ -32,6 +32,11 @@ class Room:
         self.world_size = world_size
         self._deadline = Deadline(deadline_s * (FIRST_SHARE if rank == 0 else 1.0))
 
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until this rank gives up."""
+        return self._deadline.remaining_s
+
     def until(self, look: Callable[[], T | None], missing: Callable[[], str]) -> T:
         """Wait for ``look`` to find something.
 

@@ -17,70 +17,36 @@ from typing import Any
 from mlflashpoint.core.channel import Channel, poll
 from mlflashpoint.core.deadline import Deadline
 from mlflashpoint.core.incarnation import Incarnation, Lineage
+from mlflashpoint.core.member import PROTOCOL, Member
+from mlflashpoint.core.placement import Placement, place
 from mlflashpoint.core.room import FIRST_SHARE, CalledOff, too_late, unanswered
 from mlflashpoint.errors import PeerError
 
-#: version of what the ranks say to each other; all ranks must have the same
-PROTOCOL = 1
+__all__ = ["PROTOCOL", "Joined", "Member", "join"]
 
-
-@dataclass(frozen=True)
-class Member:
-    """One rank of the job as it is now.
-
-    Attributes:
-        rank: global rank in the group.
-        seat: local rank, which names its seat.
-        node: identity of the node's memory container, empty if it has none.
-        domain: label of the node's failure domain.
-        seen: highest incarnation number that its node knows of.
-        job_id: the job that it takes itself for a part of.
-        protocol: version of what the ranks say to each other.
-        leader: whether it speaks for its node, as the lowest rank on it does.
-        problem: why it has no memory store, None if it has one.
-    """
-
-    rank: int
-    seat: int
-    node: str
-    domain: str
-    seen: int
-    job_id: str
-    protocol: int = PROTOCOL
-    leader: bool = False
-    problem: str | None = None
-
-    @classmethod
-    def from_json(cls, raw: Any) -> Member:
-        """Raises PeerError for a malformed record."""
-        kinds: dict[str, tuple[type, ...]] = {
-            "rank": (int,),
-            "seat": (int,),
-            "node": (str,),
-            "domain": (str,),
-            "seen": (int,),
-            "job_id": (str,),
-            "protocol": (int,),
-            "leader": (bool,),
-            "problem": (str, type(None)),
-        }
-        if not isinstance(raw, dict) or set(raw) != set(kinds) or any(type(raw[n]) not in k for n, k in kinds.items()):
-            raise PeerError(
-                "a rank's entry in the roster is malformed", remedy="run one mlflashpoint release on all ranks"
-            )
-        return cls(**raw)
+_ALONE = Placement()
 
 
 @dataclass(frozen=True)
 class Joined:
-    """What joining gave: this start of the job, this rank's entry, and on rank 0 the entries of all by rank."""
+    """What joining gave.
+
+    Attributes:
+        start: this start of the job.
+        me: this rank's entry.
+        members: on rank 0 the entries of all by rank, elsewhere empty.
+        placement: this rank's part in the replication.
+    """
 
     start: Incarnation
     me: Member
     members: tuple[Member, ...]
+    placement: Placement = _ALONE
 
 
-def join(channel: Channel, me: Member, lineage: Lineage, *, world_size: int, deadline_s: float) -> Joined:
+def join(
+    channel: Channel, me: Member, lineage: Lineage, *, world_size: int, deadline_s: float, replicas: int = 0
+) -> Joined:
     """Enter the roster; collective.
 
     Args:
@@ -89,6 +55,7 @@ def join(channel: Channel, me: Member, lineage: Lineage, *, world_size: int, dea
         lineage: what this node knows of earlier starts.
         world_size: ranks that have to come.
         deadline_s: longest wait in seconds.
+        replicas: copies of each shard on other failure domains; only rank 0's is used.
 
     Raises:
         DeadlineExceededError: some ranks did not come; names them.
@@ -99,7 +66,7 @@ def join(channel: Channel, me: Member, lineage: Lineage, *, world_size: int, dea
     channel.post(f"hello/{me.rank}", [token, dataclasses.asdict(me)])
     channel.add("hellos")
     if me.rank == 0:
-        return _Host(channel, me, world_size, Deadline(deadline_s * FIRST_SHARE)).gather()
+        return _Host(channel, me, world_size, Deadline(deadline_s * FIRST_SHARE), replicas).gather()
     return _follow(channel, me, token, world_size, Deadline(deadline_s))
 
 
@@ -128,7 +95,9 @@ def _follow(channel: Channel, me: Member, token: str, world_size: int, deadline:
         start = talk.read("confirmed")
         if start is None:
             return None
-        return Joined(_start_from(start), dataclasses.replace(me, leader=acknowledged[name]), ())
+        leader = acknowledged[name]
+        placement = Placement.from_json(talk.read(f"placement/{me.rank}"))
+        return Joined(_start_from(start), dataclasses.replace(me, leader=leader), (), placement)
 
     joined = poll(look, deadline, world_size=world_size)
     if joined is None:
@@ -139,8 +108,9 @@ def _follow(channel: Channel, me: Member, token: str, world_size: int, deadline:
 class _Host:
     """Rank 0's part: propose a roster until one is acknowledged by all."""
 
-    def __init__(self, channel: Channel, me: Member, world_size: int, deadline: Deadline) -> None:
+    def __init__(self, channel: Channel, me: Member, world_size: int, deadline: Deadline, replicas: int) -> None:
         self._channel = channel
+        self._replicas = replicas
         self._me = me
         self._world_size = world_size
         self._deadline = deadline
@@ -162,8 +132,10 @@ class _Host:
             raise reason.error(self._me.rank)
         members = tuple(member for member in self._members if member is not None)
         start = Incarnation.after(max(member.seen for member in members))
+        placements = place(members, self._replicas)
+        self._talk.post_many({f"placement/{rank}": part.to_json() for rank, part in placements.items()})
         self._talk.post("confirmed", Lineage((start,)).to_json())
-        return Joined(start, members[0], members)
+        return Joined(start, members[0], members, placements[0])
 
     def _complete(self) -> bool | None:
         if self._reread() and None not in self._tokens:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mlflashpoint.core import sigterm
 from mlflashpoint.core.channel import Channel, Store
 from mlflashpoint.core.conversation import Conversation
 from mlflashpoint.core.counters import Counters, Stats
+from mlflashpoint.core.deadline import Deadline
 from mlflashpoint.core.depot import Depot
+from mlflashpoint.core.drain import Drained, drain_seat
+from mlflashpoint.core.exchange import Exchange
 from mlflashpoint.core.orphans import free_slots
 from mlflashpoint.core.pipeline import Pipeline
 from mlflashpoint.core.planner import Wish
@@ -22,7 +28,7 @@ from mlflashpoint.core.registry import Registry
 from mlflashpoint.core.results import Loaded, SaveResult
 from mlflashpoint.core.saves import Saves
 from mlflashpoint.core.session import Session
-from mlflashpoint.errors import FlashpointError
+from mlflashpoint.errors import DrainError, FlashpointError
 from mlflashpoint.settings import StoreConfig
 
 __all__ = ["Loaded", "Recovery", "Runtime", "SaveResult", "close_runtimes", "get_runtime"]
@@ -30,6 +36,7 @@ __all__ = ["Loaded", "Recovery", "Runtime", "SaveResult", "close_runtimes", "get
 log = logging.getLogger("mlflashpoint.core")
 
 _CLOSE_S = 60.0
+_DRAIN_FLUSH_S = 2.0
 
 
 class Runtime:
@@ -68,12 +75,21 @@ class Runtime:
         self._pid = os.getpid()
         self._session = Session(config, Ranks(rank, world_size, local_rank), group, store)
         self._counters = Counters()
-        self._pipeline = Pipeline(self._session, self._counters)
-        self._depot = Depot(self._session)
+        self._exchange = Exchange(
+            self._session,
+            self._counters,
+            keep=lambda: self._pipeline.keep(),
+            obsolete=lambda record: self._pipeline.obsolete(record),
+            began=lambda: self._pipeline.began,
+        )
+        self._pipeline = Pipeline(self._session, self._counters, self._exchange)
+        self._depot = Depot(self._session, self._exchange)
         self._conversation = Conversation(self._session, self._depot)
-        self._saves = Saves(self._session, self._pipeline, self._counters, self._depot.close)
+        self._saves = Saves(self._session, self._pipeline, self._counters, self._release)
         self._closed = False
         _runtimes.add(self)
+        if config.drain_dir is not None:
+            sigterm.on_sigterm(self, functools.partial(_drain, self._session, self._pipeline), config.drain_budget_s)
         if self.problem is not None:
             self._counters.failure("no memory store on this rank", self.problem)
             if config.strict:
@@ -135,6 +151,9 @@ class Runtime:
             what became of it; it raises nothing unless ``config.strict``, then FlashpointError.
         """
         wait = not self.config.async_save if wait is None else wait
+        if self.config.drain_dir is not None:
+            # A framework may have set a handler of its own meanwhile.
+            sigterm.install()
         result = self._saves.save(self._check_usable, state, step, topology, attributes or {}, wait)
         if result.error is not None and self.config.strict:
             raise result.error
@@ -176,9 +195,13 @@ class Runtime:
         return self._session.channel().under(f"run-{start.run}/adapter")
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait for this rank's background work; False if it takes longer than ``timeout_s`` (None: ``deadline_s``)."""
+        """Wait for this rank's background work, replicas included.
+
+        False if it takes longer than ``timeout_s`` (None: ``deadline_s``).
+        """
         self._check_process()
-        return self._pipeline.flush(self.config.deadline_s if timeout_s is None else timeout_s)
+        deadline = Deadline(self.config.deadline_s if timeout_s is None else timeout_s)
+        return self._pipeline.flush(deadline.remaining_s) and self._exchange.wait_idle(deadline.remaining_s)
 
     def find_latest(
         self, *, durable_step: int | None = None, topology: str | None = None, reshard: bool = False
@@ -202,10 +225,13 @@ class Runtime:
             PeerError: the ranks can't talk to each other, or another one gave up.
         """
         self._check_process()
-        self._pipeline.flush(self.config.deadline_s)
-        self._depot.close()
+        self.flush()
+        self._release()
         decision = self._conversation.find(Wish(self.group, durable_step, topology, reshard))
         self._pipeline.rebase(decision.complete)
+        if decision.recovery is not None and decision.recovery.world_size == self.world_size:
+            # Now, and not at the next save: until then one more loss would be the end of the version.
+            self._depot.rebuild(decision.recovery.sources.get(self.rank, ()))
         log.debug("rank %d: %s", self.rank, decision.reason)
         return decision.recovery
 
@@ -250,8 +276,19 @@ class Runtime:
         self._saves.resumed(step if step > 0 else -1)
 
     def stats(self) -> Stats:
-        """Numbers since the start: saves, versions, bytes, seconds, steps, and the last error's text."""
-        return {**self._counters.snapshot(), "group": self.group, "rank": self.rank}
+        """Numbers since the start: saves, versions, bytes, seconds, steps, replicas, and the last errors' texts."""
+        return {**self._counters.snapshot(), **self._exchange.stats(), "group": self.group, "rank": self.rank}
+
+    def drain(self) -> Drained:
+        """Copy this rank's shard of the newest complete version to ``config.drain_dir``, and others that it has.
+
+        Blocks for ``config.drain_budget_s`` seconds at most.
+
+        Raises:
+            DrainError: there is no directory, no room in it or no time for even one shard.
+        """
+        self._check_process()
+        return _drain(self._session, self._pipeline)
 
     def discard(self) -> None:
         """Give up every version that this rank keeps, replicas too, free their memory, and close.
@@ -266,14 +303,28 @@ class Runtime:
         if self._closed or self._pid != os.getpid():
             return
         self._closed = True
-        idle = self._pipeline.close(min(_CLOSE_S, self.config.deadline_s))
-        if not idle:
+        sigterm.forget(self)
+        sigterm.wait()
+        deadline = Deadline(min(_CLOSE_S, self.config.deadline_s))
+        flushed = self._pipeline.flush(deadline.remaining_s) and self._exchange.wait_idle(deadline.remaining_s)
+        if flushed and not discard and self._exchange.linked:
+            self._pipeline.await_verdicts(deadline.remaining_s, lambda: self._exchange.receiving)
+        self._exchange.report()
+        self._exchange.close(max(1.0, deadline.remaining_s))
+        idle = self._pipeline.close(deadline.remaining_s)
+        if not (idle and flushed):
             log.warning("rank %d: the last save was still under way at the end and may not count", self.rank)
         self._depot.close()
         if discard and idle and self.problem is None:
             freed = free_slots(self._session.seat)
             log.info("rank %d: training has ended well, %d bytes of memory versions are freed", self.rank, freed)
         self._session.close()
+
+    def _release(self) -> None:
+        """Nothing is read here any more; nor on other nodes, once a save of this start is complete on all of them."""
+        self._depot.close()
+        if self._pipeline.superseded:
+            self._exchange.withdraw()
 
     def _check_usable(self) -> None:
         self._check_process()
@@ -287,6 +338,19 @@ class Runtime:
                 f"the runtime belongs to process {self._pid}, this one was forked from it",
                 remedy="save and resume in the training process",
             )
+
+
+def _drain(session: Session, pipeline: Pipeline) -> Drained:
+    target, config = session.drain, session.config
+    if target is None:
+        raise DrainError(
+            "there is nowhere to drain to", setting="MLFLASHPOINT_DRAIN_DIR", remedy="set it to a durable directory"
+        )
+    # What is being committed at this moment may become the newest complete version within the next one.
+    began = time.monotonic()
+    pipeline.flush(min(_DRAIN_FLUSH_S, config.drain_budget_s / 4))
+    left = config.drain_budget_s - (time.monotonic() - began)
+    return drain_seat(session.seat, session.ranks.rank, target, newest=pipeline.newest_complete, budget_s=left)
 
 
 _runtimes: Registry[Runtime] = Registry(lambda group: Runtime.from_env(group=group))

@@ -7,6 +7,7 @@ with its deadline, or in the background.
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 from mlflashpoint.core.channel import Channel, HashStore, Store
 from mlflashpoint.core.container import Container, check_group, open_container
+from mlflashpoint.core.draindir import DrainDir
 from mlflashpoint.core.incarnation import Incarnation, Lineage, read_lineage, record_lineage
 from mlflashpoint.core.manifest import seats_of
 from mlflashpoint.core.ranks import Ranks
@@ -89,6 +91,12 @@ class Session:
         """Number of rollbacks within this process."""
         return len(self.resumed_from) - 1
 
+    @property
+    def drain(self) -> DrainDir | None:
+        """Where versions are drained to, and may have been by an earlier start; None for nowhere."""
+        root = self.config.drain_dir
+        return None if root is None else DrainDir(root, self.config.job_id, self.group)
+
     def channel(self) -> Channel:
         """The group's channel, on a connection of its own; made at the first call, which may take a moment.
 
@@ -99,6 +107,10 @@ class Session:
             if self._channel is None:
                 self._channel = Channel(self._store(), f"mlflashpoint/{self.group}")
             return self._channel
+
+    def fresh_channel(self) -> Channel:
+        """The same on another connection, for whoever may keep one busy; raises PeerError."""
+        return Channel(self._store(), f"mlflashpoint/{self.group}")
 
     def drop_channel(self) -> None:
         """Give up a connection on which a call hangs; the next use makes a new one."""
@@ -124,6 +136,7 @@ class Session:
                     seen=self._seen(lineage),
                     job_id=self.config.job_id,
                     problem=None if self.problem is None else str(self.problem),
+                    host=socket.gethostname(),
                 )
                 self._joined = join(
                     self.channel().under("start"),
@@ -131,6 +144,7 @@ class Session:
                     lineage,
                     world_size=self.ranks.world_size,
                     deadline_s=self.config.deadline_s,
+                    replicas=self.config.replicas,
                 )
                 self.remember()
             return self._joined
@@ -199,11 +213,20 @@ class Session:
             return Lineage()
 
     def _seen(self, lineage: Lineage) -> int:
-        """Highest incarnation number that the node's lineage, or a commit record on it, names."""
+        """Highest incarnation number that the node's lineage, a commit record on it, or what was drained names."""
         from mlflashpoint.core.arena import scan_seat
 
         if self.problem is not None:
             return 0
         seats = seats_of(self.container.group_dir(self.group)).values()
         numbers = (slot.record.incarnation for seat in seats for slot in scan_seat(seat) if slot.record is not None)
-        return max(numbers, default=lineage.newest)
+        return max(lineage.newest, self._drained(), *numbers)
+
+    def _drained(self) -> int:
+        if self.drain is None:
+            return 0
+        try:
+            return self.drain.newest_incarnation()
+        except OSError as error:
+            log.warning("the drain directory is left out: %s", error)
+            return 0

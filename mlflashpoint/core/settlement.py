@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections import deque
+from collections.abc import Callable
 
 from mlflashpoint.core.counters import Counters
 from mlflashpoint.core.incarnation import Incarnation
@@ -10,7 +13,7 @@ from mlflashpoint.core.ledger import Ledger, Verdict
 from mlflashpoint.core.pool import SlotPool
 from mlflashpoint.core.rotation import Version
 from mlflashpoint.core.session import Session
-from mlflashpoint.core.ticket import Ticket
+from mlflashpoint.core.ticket import Replication, Ticket
 from mlflashpoint.errors import FlashpointError
 
 log = logging.getLogger("mlflashpoint.core")
@@ -20,15 +23,25 @@ _WAITING_PAUSE_S = 0.1
 
 
 class Settlement:
-    """Announces this rank's saves and reads the verdicts; for one thread, but for ``await_slot`` and ``slot_awaited``.
+    """Announces this rank's saves and reads the verdicts; for one thread, but for ``await_slot``, ``slot_awaited`` and
+    ``await_told``.
+
+    What is announced keeps its order: a save counts as begun only when the outcome of the one before it has been told,
+    which may have to wait for replicas. Else the others could hold a version that is still on its way to be overtaken.
 
     Args:
         session: an opened session.
         counters: where to count.
         pool: the slots that verdicts free.
+        joined: called whenever this rank knows its place among the others. Must not raise.
     """
 
-    def __init__(self, session: Session, counters: Counters, pool: SlotPool) -> None:
+    def __init__(
+        self, session: Session, counters: Counters, pool: SlotPool, joined: Callable[[], None] = lambda: None
+    ) -> None:
+        self._on_joined = joined
+        self._to_tell: deque[tuple[threading.Event | None, Callable[[], None]]] = deque()
+        self._told = threading.Condition()
         self._session = session
         self._counters = counters
         self._pool = pool
@@ -40,26 +53,21 @@ class Settlement:
     def start(self, epoch: int) -> Incarnation:
         """The incarnation of a save; joins the other ranks at the first call. Raises FlashpointError."""
         self._session.joined()
+        self._on_joined()
         return self._session.incarnation(epoch)
 
     def attempt(self, ticket: Ticket) -> None:
         """Tell that this rank begins the save, or will not take part, once it is done with all earlier ones."""
-        try:
-            if not ticket.attempted:
-                self.start(ticket.epoch)
-                ticket.attempted = True
-                self._ledger(ticket.epoch).attempt(ticket.step)
-        except FlashpointError as error:
-            # The shard is committed all the same: recovery goes by what lies in memory.
-            self._counters.failure("the other ranks could not be told of a save", error)
+        if not ticket.announced:
+            ticket.announced = True
+            self._in_turn(None, lambda: self._attempt(ticket))
 
-    def commit(self, ticket: Ticket) -> None:
-        """Tell that the shard is committed. Raises FlashpointError: it is then unknown whether the others were told,
-        and the version stays open, and protected.
-        """
-        version = Version(self._session.incarnation(ticket.epoch).number, ticket.step)
-        self._settle(version, self._ledger(ticket.epoch).commit(ticket.step))
-        self._pause = 0.0
+    def commit(self, ticket: Ticket, replication: Replication | None = None) -> None:
+        """Tell that the shard is committed, once its replicas are acknowledged, or that it is not, if one failed."""
+        self._in_turn(
+            None if replication is None else replication.done,
+            lambda: self._conclude(ticket, None if replication is None else replication.error),
+        )
 
     def fail(self, ticket: Ticket, error: FlashpointError) -> None:
         """Tell that this rank has no shard of that step."""
@@ -69,6 +77,47 @@ class Settlement:
             self._settle(version, self._ledger(ticket.epoch).fail(ticket.step, error.message))
         except FlashpointError as unreachable:
             self._counters.failure("the other ranks could not be told of a failed save", unreachable)
+
+    def await_told(self, timeout_s: float) -> bool:
+        """Wait until the outcome of every save has been told; False if ``timeout_s`` seconds did not suffice."""
+        with self._told:
+            return self._told.wait_for(lambda: not self._to_tell, timeout_s)
+
+    def _in_turn(self, ready: threading.Event | None, tell: Callable[[], None]) -> None:
+        with self._told:
+            self._to_tell.append((ready, tell))
+        self._tell()
+
+    def _tell(self) -> None:
+        """Announce what is due, in order."""
+        while self._to_tell and ((ready := self._to_tell[0][0]) is None or ready.is_set()):
+            try:
+                self._to_tell[0][1]()
+            finally:
+                with self._told:
+                    self._to_tell.popleft()
+                    self._told.notify_all()
+
+    def _attempt(self, ticket: Ticket) -> None:
+        try:
+            self.start(ticket.epoch)
+            ticket.attempted = True
+            self._ledger(ticket.epoch).attempt(ticket.step)
+        except FlashpointError as error:
+            # The shard is committed all the same: recovery goes by what lies in memory.
+            self._counters.failure("the other ranks could not be told of a save", error)
+
+    def _conclude(self, ticket: Ticket, error: FlashpointError | None) -> None:
+        if error is not None:
+            self.fail(ticket, error)
+            return
+        try:
+            version = Version(self._session.incarnation(ticket.epoch).number, ticket.step)
+            self._settle(version, self._ledger(ticket.epoch).commit(ticket.step))
+            self._pause = 0.0
+        except FlashpointError as unreachable:
+            # It is then unknown whether the others were told: the version stays open, and protected.
+            self._counters.failure("a commit could not be announced", unreachable)
 
     def await_slot(self, ticket: Ticket) -> None:
         """From now on the training thread waits for a slot for ``ticket``."""
@@ -86,6 +135,7 @@ class Settlement:
         """Look for verdicts that are open; returns the pause in seconds before the next look, None for none."""
         waiting = self._waiting
         try:
+            self._tell()
             for version in self._pool.open_versions():
                 self._look(version, waiting)
             if waiting is None and not self._pool.open_versions():

@@ -25,6 +25,7 @@ class Ticket:
         index: slot that it is staged in, -1 for none yet.
         staged: what was staged, None for nothing yet.
         attempted: whether the other ranks were told that this rank has begun it.
+        announced: whether they will be, in its turn.
         late_attributes: gives the attributes once it may be committed.
         error: why this rank has no shard of the step.
         done: set when this rank's part in the save is over.
@@ -36,6 +37,20 @@ class Ticket:
     index: int = -1
     staged: Staged | None = None
     attempted: bool = False
+    announced: bool = False
     late_attributes: Callable[[], Mapping[str, Any]] | None = None
     error: FlashpointError | None = None
     done: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass
+class Replication:
+    """The replicas of one ticket's shard on their way.
+
+    Attributes:
+        done: set when every holder has acknowledged or failed.
+        error: why a holder has no replica, None if all have.
+    """
+
+    done: threading.Event = field(default_factory=threading.Event)
+    error: FlashpointError | None = None

@@ -100,11 +100,10 @@ def test_after_a_rollback_the_stale_newer_version_never_wins_even_if_nothing_was
 
 def test_a_left_over_of_an_earlier_start_on_one_node_only_never_wins(base):
     nodes = [base.with_name("node-a"), base.with_name("node-b")]
-    Life(bodies.save_steps, 2, None, [20, 40], bases=nodes).results()
+    Life(bodies.save_steps, 2, None, [20, 40], bases=nodes, replicas=0).results()
     # The job goes back to 20 while node b is replaced by a new one, and dies before it saves anything.
-    assert (
-        Life(bodies.save_steps, 2, None, [], 20, bases=[nodes[0], base.with_name("node-c")]).results()[0]["found"] == -1
-    )
+    first = Life(bodies.save_steps, 2, None, [], 20, bases=[nodes[0], base.with_name("node-c")], replicas=0).results()
+    assert first[0]["found"] == -1
     # Now node b is back, and a whole version 40 could be put together.
     found = Life(bodies.save_steps, 2, None, [], bases=nodes).results()
     assert {result["found"] for result in found.values()} == {20}
@@ -112,9 +111,9 @@ def test_a_left_over_of_an_earlier_start_on_one_node_only_never_wins(base):
 
 def test_two_starts_that_could_not_know_of_each_other_never_mix(base):
     nodes = {name: base.with_name(f"node-{name}") for name in "abcd"}
-    Life(bodies.save_steps, 2, None, [5], bases=[nodes["a"], nodes["b"]]).results()
-    Life(bodies.save_steps, 2, None, [5], bases=[nodes["c"], nodes["d"]]).results()
-    mixed = Life(bodies.save_steps, 2, None, [], bases=[nodes["a"], nodes["d"]]).results()
+    Life(bodies.save_steps, 2, None, [5], bases=[nodes["a"], nodes["b"]], replicas=0).results()
+    Life(bodies.save_steps, 2, None, [5], bases=[nodes["c"], nodes["d"]], replicas=0).results()
+    mixed = Life(bodies.save_steps, 2, None, [], bases=[nodes["a"], nodes["d"]], replicas=0).results()
     assert {result["found"] for result in mixed.values()} == {-1}
 
 
@@ -130,6 +129,11 @@ def test_two_nodes_with_file_systems_of_their_own_both_load(base):
     nodes = [base.with_name("node-a"), base.with_name("node-b")]
     Life(bodies.save_steps, 2, None, [1, 2], bases=nodes).results()
     assert {r["found"] for r in Life(bodies.save_steps, 2, None, [], bases=nodes).results().values()} == {2}
-    lost = Life(bodies.find_only, 2, None, bases=[nodes[0], base.with_name("new")]).results()
+
+
+def test_without_replicas_a_lost_node_means_nothing_is_found(base):
+    nodes = [base.with_name("node-a"), base.with_name("node-b")]
+    Life(bodies.save_steps, 2, None, [1, 2], bases=nodes, replicas=0).results()
+    lost = Life(bodies.find_only, 2, None, bases=[nodes[0], base.with_name("new")], replicas=0).results()
     assert {result["step"] for result in lost.values()} == {None}
     assert any("no copy of the shards of rank 1" in line for line in lost[0]["logs"])

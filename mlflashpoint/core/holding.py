@@ -1,0 +1,67 @@
+"""A holding: one committed copy on this node, its bytes ready to be read by another node or by a drain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mlflashpoint.core import mapping
+from mlflashpoint.core.record import ShardRecord
+from mlflashpoint.core.shard import MAX_INDEX_BYTES
+from mlflashpoint.core.slot import Slot
+from mlflashpoint.core.slotfiles import file_of, read_record
+from mlflashpoint.errors import ContainerError, ShardFormatError
+
+
+@dataclass(frozen=True)
+class Holding:
+    """The bytes of one committed shard, not to be written to.
+
+    Attributes:
+        record: its commit record.
+        index: its index.
+        data: its data, ``record.data_bytes`` bytes; keeps the memory alive.
+    """
+
+    record: ShardRecord
+    index: bytes = field(repr=False)
+    data: memoryview = field(repr=False)
+
+    @property
+    def buffers(self) -> list[memoryview]:
+        """What goes over the wire: index and data."""
+        return [memoryview(self.index), self.data]
+
+    @classmethod
+    def open(cls, slot: Path) -> Holding:
+        """What the slot with that prefix holds, by a mapping of its own.
+
+        Raises:
+            ShardFormatError: it holds no committed shard, or a malformed one.
+            ContainerError: a file can't be read.
+        """
+        record = read_record(slot)
+        if record is None:
+            raise ShardFormatError("the slot holds no committed shard", path=slot)
+        mapped = mapping.map_readable(file_of(slot, "data"), record.data_bytes)
+        data = memoryview(b"") if mapped is None else mapped.buffer
+        return cls(record, _index(slot, record), data)
+
+    @classmethod
+    def of(cls, slot: Slot, record: ShardRecord) -> Holding:
+        """What this process has just committed to ``slot``; raises as ``open``."""
+        return cls(record, _index(slot.path, record), slot.buffer[: record.data_bytes])
+
+
+def _index(slot: Path, record: ShardRecord) -> bytes:
+    file = file_of(slot, "index")
+    try:
+        with open(file, "rb") as stream:
+            index = stream.read(min(record.index_bytes, MAX_INDEX_BYTES) + 1)
+    except OSError as error:
+        raise ContainerError(f"the index can't be read: {error.strerror}", path=file) from error
+    if len(index) != record.index_bytes:
+        raise ShardFormatError(
+            f"the index has not the {record.index_bytes} bytes that its commit record says", path=file
+        )
+    return index

@@ -1,0 +1,87 @@
+"""What happens on SIGTERM: each runtime drains, and then whatever would have happened without us.
+
+The scheduler's SIGTERM gives a job a last few seconds. The user's own handler, and the default, keep their say: ours
+starts the drain beside them and passes the signal on. A handler that is set later than ours is wrapped in turn.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+log = logging.getLogger("mlflashpoint.core")
+
+#: (what drains, its budget in seconds), for each object that lives
+_drains: weakref.WeakKeyDictionary[object, tuple[Callable[[], object], float]] = weakref.WeakKeyDictionary()
+_running: list[tuple[threading.Thread, float]] = []
+_previous: Any = signal.SIG_DFL
+
+
+def on_sigterm(owner: object, drain: Callable[[], object], budget_s: float) -> None:
+    """From now on, as long as ``owner`` lives, a SIGTERM to this process calls ``drain`` in a thread of its own.
+
+    Args:
+        owner: forgotten when it is gone, or by ``forget``.
+        drain: must hold no reference to ``owner``, and end within ``budget_s`` seconds by itself.
+        budget_s: longest time that the end of the process is put off for it.
+    """
+    _drains[owner] = drain, budget_s
+    install()
+
+
+def forget(owner: object) -> None:
+    """``owner`` needs no drain any more."""
+    _drains.pop(owner, None)
+
+
+def install() -> None:
+    """Put our handler before the one that is there now; does nothing outside of the main thread."""
+    global _previous
+    if not _drains or threading.current_thread() is not threading.main_thread():
+        return
+    present = signal.getsignal(signal.SIGTERM)
+    # None: a handler that was set by C code can't be called from here, and is not ours to replace.
+    if present is _handle or present is None:
+        return
+    try:
+        signal.signal(signal.SIGTERM, _handle)
+        _previous = present
+    except (ValueError, OSError) as error:
+        log.debug("SIGTERM can't be handled here: %s", error)
+
+
+def wait() -> None:
+    """Wait for drains that are under way, each no longer than its budget."""
+    for thread, until in _running:
+        thread.join(max(0.0, until - time.monotonic()))
+    _running[:] = [entry for entry in _running if entry[0].is_alive()]
+
+
+def _handle(number: int, frame: FrameType | None) -> None:
+    begun = bool(_running)
+    if not begun:
+        for drain, budget_s in list(_drains.values()):
+            thread = threading.Thread(target=_guarded, args=(drain,), name="mlflashpoint-drain", daemon=True)
+            thread.start()
+            _running.append((thread, time.monotonic() + budget_s))
+    if callable(_previous):
+        # It may go on for long, or end the process by an exception: the runtimes' end waits for the drain then.
+        _previous(number, frame)
+    elif _previous == signal.SIG_DFL:
+        wait()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _guarded(drain: Callable[[], object]) -> None:
+    try:
+        drain()
+    except Exception as error:
+        log.warning("nothing was drained: %s", error)

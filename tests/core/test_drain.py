@@ -1,0 +1,172 @@
+"""What lies in memory is copied to a durable directory, on SIGTERM or by command, and the job resumes from there."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlflashpoint import cli
+from mlflashpoint.core.arena import scan_seat
+from mlflashpoint.core.draindir import DrainDir
+from tests.core import bodies
+from tests.core.ranks import Life, memory_folder
+
+pytestmark = pytest.mark.multiprocess
+
+ROOT = Path(__file__).parents[2]
+
+#: a process that saves two steps and waits; how its own handler for SIGTERM behaves is given
+TRAIN = """
+import signal, sys, time
+from pathlib import Path
+from mlflashpoint.core.runtime import Runtime
+from mlflashpoint.settings import StoreConfig
+from tests.core.ranks import state
+
+base, drain, handler = sys.argv[1:4]
+seen = []
+
+def flag(number, frame):
+    seen.append(number)
+
+def leave(number, frame):
+    raise SystemExit(7)
+
+handlers = {"flag": flag, "leave": leave, "late": flag}
+if handler in ("flag", "leave"):
+    signal.signal(signal.SIGTERM, handlers[handler])
+if handler == "ignored":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+config = StoreConfig(job_id="job", base_container=base, drain_dir=drain, drain_budget_s=20)
+runtime = Runtime(config, rank=0, world_size=1, local_rank=0)
+runtime.find_latest()
+if handler == "late":
+    signal.signal(signal.SIGTERM, flag)
+for step in (1, 2):
+    assert runtime.save(state(step, 0), step=step, wait=True).ok
+print("saved", flush=True)
+give_up = time.monotonic() + 30
+while not seen and time.monotonic() < give_up:
+    time.sleep(0.01)
+print("seen", seen, flush=True)
+"""
+
+
+@pytest.fixture
+def base():
+    with memory_folder() as folder:
+        yield folder / "base"
+
+
+def drained(root):
+    """(rank, step) of every shard in a drain directory."""
+    return sorted((copy.record.rank, copy.record.step) for copy in DrainDir(root, "job", "default").copies(holder=0))
+
+
+def terminated(base, drain, handler):
+    """Send SIGTERM to a process that has saved steps 1 and 2; returns its exit code and what it has printed since."""
+    argv = [sys.executable, "-c", TRAIN, str(base), str(drain), handler]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        assert process.stdout.readline() == "saved\n"
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    return process.returncode, out
+
+
+@pytest.mark.parametrize(
+    ("handler", "code", "out"),
+    [("none", -signal.SIGTERM, ""), ("flag", 0, "seen [15]\n"), ("leave", 7, ""), ("late", 0, "seen [15]\n")],
+)
+def test_sigterm_drains_and_whatever_handled_it_before_still_does(base, tmp_path, handler, code, out):
+    assert terminated(base, tmp_path / "drain", handler) == (code, out)
+    assert (0, 2) in drained(tmp_path / "drain")
+
+
+def test_a_job_resumes_from_what_was_drained_when_all_memory_is_gone(base, tmp_path):
+    Life(bodies.save_steps, 3, base, [1, 2]).results()
+    assert cli.main(["drain", str(base), "--to", str(tmp_path)]) == 0
+    assert drained(tmp_path) == [(0, 2), (1, 2), (2, 2)]
+    shutil.rmtree(base)
+    # The new start counts as later than those that were drained: what it saves is newer, at whatever step.
+    results = Life(bodies.save_steps, 3, base, [3], drain_dir=tmp_path).results()
+    assert {result["found"] for result in results.values()} == {2}
+    assert {r["found"] for r in Life(bodies.save_steps, 3, base, [], drain_dir=tmp_path).results().values()} == {3}
+
+
+def test_memory_that_is_newer_than_what_was_drained_wins(base, tmp_path):
+    Life(bodies.save_steps, 2, base, [1, 2]).results()
+    assert cli.main(["drain", str(base), "--to", str(tmp_path)]) == 0
+    Life(bodies.save_steps, 2, base, [3]).results()
+    assert {r["found"] for r in Life(bodies.save_steps, 2, base, [], drain_dir=tmp_path).results().values()} == {3}
+
+
+def test_a_drained_shard_that_is_corrupt_makes_all_ranks_fall_back_together(base, tmp_path):
+    Life(bodies.save_steps, 2, base, [1, 2]).results()
+    assert cli.main(["drain", str(base), "--to", str(tmp_path)]) == 0
+    (data,) = tmp_path.rglob("rank-1.data")
+    data.write_bytes(data.read_bytes()[:100] + b"\x99" + data.read_bytes()[101:])
+    shutil.rmtree(base)
+    results = Life(bodies.save_steps, 2, base, [], drain_dir=tmp_path).results()
+    assert {result["found"] for result in results.values()} == {-1}
+
+
+def test_each_node_drains_its_own_and_together_they_are_a_version(base, tmp_path):
+    nodes = [base.with_name("node-a"), base.with_name("node-b")]
+    Life(bodies.save_steps, 2, None, [1, 2], bases=nodes, replicas=0).results()
+    assert cli.main(["drain", str(nodes[0]), "--to", str(tmp_path)]) == 0
+    assert cli.main(["drain", str(nodes[1]), "--to", str(tmp_path)]) == 0
+    assert {(0, 2), (1, 2)} <= set(drained(tmp_path))
+    for node in nodes:
+        shutil.rmtree(node)
+    results = Life(bodies.save_steps, 2, None, [], bases=nodes, drain_dir=tmp_path).results()
+    assert {result["found"] for result in results.values()} == {2}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounts a small tmpfs")
+def test_a_full_drain_directory_is_one_clear_error_and_leaves_nothing(base, tmp_path, capsys):
+    Life(bodies.save_steps, 2, base, [1, 2], wish={}).results()
+    small = tmp_path / "small"
+    small.mkdir()
+    # Room for the first shard and not for the second.
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k,mode=700", "tmpfs", str(small)], check=True)
+    try:
+        assert cli.main(["drain", str(base), "--to", str(small)]) == 1
+        error = capsys.readouterr().err
+        left = [path for path in small.rglob("*") if path.is_file()]
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+    assert error.count("\n") == 1
+    assert "mlflashpoint drain: the drain directory is full" in error
+    assert str(small) in error
+    assert "remedy" in error
+    assert left == []
+
+
+def test_a_drain_that_runs_out_of_time_says_so_and_leaves_nothing(base, tmp_path, capsys):
+    Life(bodies.save_steps, 1, base, [1]).results()
+    assert cli.main(["drain", str(base), "--to", str(tmp_path), "--budget", "0"]) == 1
+    assert "MLFLASHPOINT_DRAIN_BUDGET_S" in capsys.readouterr().err
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_older_drained_versions_go_when_a_newer_one_is_whole(base, tmp_path):
+    for steps in ([1, 2], [3]):
+        Life(bodies.save_steps, 2, base, steps).results()
+        assert cli.main(["drain", str(base), "--to", str(tmp_path)]) == 0
+    assert drained(tmp_path) == [(0, 3), (1, 3)]
+
+
+def test_the_drained_files_are_the_memorys_own(base, tmp_path):
+    Life(bodies.save_steps, 1, base, [1]).results()
+    assert cli.main(["drain", str(base), "--to", str(tmp_path)]) == 0
+    (slot,) = (slot for slot in scan_seat(base / "default/seat-0") if slot.record)
+    for kind in ("index", "commit"):
+        (file,) = tmp_path.rglob(f"rank-0.{kind}")
+        assert file.read_bytes() == Path(f"{slot.path}.{kind}").read_bytes()

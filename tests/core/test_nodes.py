@@ -1,0 +1,144 @@
+"""Several nodes on one machine, each a base container of its own: losing one loses nothing; all decide alike."""
+
+import shutil
+
+import pytest
+
+from mlflashpoint.core.arena import scan_seat
+from tests.core import bodies, node_bodies
+from tests.core.ranks import Life, memory_folder
+
+pytestmark = pytest.mark.multiprocess
+
+
+@pytest.fixture
+def base():
+    with memory_folder() as folder:
+        yield folder / "base"
+
+
+def nodes_of(base, count, ranks=1):
+    """Base container of each rank: ``count`` nodes with ``ranks`` ranks each."""
+    return [base.with_name(f"node-{number}") for number in range(count) for _ in range(ranks)]
+
+
+def seats_of(count, ranks=1):
+    return [seat for _ in range(count) for seat in range(ranks)]
+
+
+def wipe(node):
+    """What a node that is replaced leaves: nothing."""
+    shutil.rmtree(node)
+
+
+def shards(node):
+    """(rank, step) of every committed copy on a node."""
+    return sorted(
+        (slot.record.rank, slot.record.step)
+        for seat in node.glob("*/seat-*")
+        for slot in scan_seat(seat)
+        if slot.record
+    )
+
+
+def flip(slot):
+    """Flip one byte of a slot's data."""
+    with open(f"{slot}.data", "r+b") as data:
+        data.seek(100)
+        byte = data.read(1)
+        data.seek(100)
+        data.write(bytes([byte[0] ^ 1]))
+
+
+def found(results):
+    return {result["found"] for result in results.values()}
+
+
+@pytest.mark.parametrize(("count", "ranks"), [(2, 1), (3, 1), (2, 2)])
+def test_a_node_whose_memory_is_lost_resumes_from_the_replicas_on_the_others(base, count, ranks):
+    nodes, seats = nodes_of(base, count, ranks), seats_of(count, ranks)
+    world = count * ranks
+    first = Life(bodies.save_steps, world, None, [1, 2], bases=nodes, seats=seats).results()
+    assert {result["stats"]["last_complete_step"] for result in first.values()} == {2}
+    assert {result["stats"]["replicas_acknowledged"] for result in first.values()} == {2}
+    wipe(nodes[-1])
+    second = Life(bodies.save_steps, world, None, [3, 4], bases=nodes, seats=seats).results()
+    assert found(second) == {2}
+    assert {result["stats"]["last_complete_step"] for result in second.values()} == {4}
+    # And the next loss, of another node, loses nothing either.
+    wipe(nodes[0])
+    assert found(Life(bodies.save_steps, world, None, [5], bases=nodes, seats=seats).results()) == {4}
+
+
+def test_replicas_are_rebuilt_before_anything_is_saved(base):
+    nodes = nodes_of(base, 2)
+    Life(bodies.save_steps, 2, None, [1, 2], bases=nodes).results()
+    wipe(nodes[1])
+    assert found(Life(node_bodies.resume_and_flush, 2, None, bases=nodes).results()) == {2}
+    assert {(0, 2), (1, 2)} <= set(shards(nodes[1]))
+    wipe(nodes[0])
+    assert found(Life(bodies.save_steps, 2, None, [], bases=nodes).results()) == {2}
+
+
+def test_with_two_replicas_two_of_three_nodes_may_be_lost(base):
+    nodes = nodes_of(base, 3)
+    Life(bodies.save_steps, 3, None, [1, 2], bases=nodes, replicas=2).results()
+    wipe(nodes[0])
+    wipe(nodes[2])
+    assert found(Life(bodies.save_steps, 3, None, [3], bases=nodes, replicas=2).results()) == {2}
+
+
+def test_ranks_permuted_over_the_nodes_fetch_their_shards(base):
+    nodes = nodes_of(base, 3)
+    Life(bodies.save_steps, 3, None, [1, 2], bases=nodes).results()
+    moved = [nodes[1], nodes[2], nodes[0]]
+    second = Life(bodies.save_steps, 3, None, [3, 4], bases=moved).results()
+    assert found(second) == {2}
+    assert {result["stats"]["last_complete_step"] for result in second.values()} == {4}
+    assert found(Life(bodies.save_steps, 3, None, [], bases=nodes).results()) == {4}
+
+
+def test_a_corrupt_shard_is_fetched_from_its_replica(base):
+    nodes = nodes_of(base, 2)
+    Life(bodies.save_steps, 2, None, [1, 2], bases=nodes).results()
+    (slot,) = (s for s in scan_seat(nodes[1] / "default/seat-1") if s.record.step == 2 and not s.replica)
+    flip(slot.path)
+    assert found(Life(bodies.save_steps, 2, None, [3], bases=nodes).results()) == {2}
+
+
+def test_when_both_copies_are_corrupt_all_ranks_take_the_older_version(base):
+    nodes = nodes_of(base, 2)
+    Life(bodies.save_steps, 2, None, [1, 2], bases=nodes).results()
+    slots = [slot for node in nodes for seat in node.glob("*/seat-*") for slot in scan_seat(seat)]
+    copies = [slot for slot in slots if (slot.record.rank, slot.record.step) == (1, 2)]
+    assert len(copies) == 2
+    for slot in copies:
+        flip(slot.path)
+    assert found(Life(bodies.save_steps, 2, None, [2], bases=nodes).results()) == {1}
+
+
+def test_a_left_over_of_an_older_start_on_one_node_only_never_wins(base):
+    nodes = nodes_of(base, 2)
+    Life(bodies.save_steps, 2, None, [20, 40], bases=nodes).results()
+    # The job goes back to 20 while node 1 is away, and saves 30.
+    away = [nodes[0], base.with_name("node-2")]
+    assert found(Life(bodies.save_steps, 2, None, [30], 20, bases=away).results()) == {40}
+    assert found(Life(bodies.save_steps, 2, None, [], bases=nodes).results()) == {30}
+
+
+def test_on_one_node_there_is_no_link_and_no_thread(base):
+    results = Life(node_bodies.threads_after_a_save, 2, base).results()
+    for result in results.values():
+        assert result["threads"] == ["mlflashpoint-default"]
+        assert result["stats"]["replicas"] == 0
+        assert "mlflashpoint.replication.gloo" not in result["modules"]
+    assert any("all ranks are on one node" in line for line in results[0]["logs"])
+
+
+def test_a_version_of_another_world_size_is_read_from_other_nodes(base):
+    nodes = nodes_of(base, 4)
+    Life(bodies.save_steps, 4, None, [1, 2], bases=nodes).results()
+    wipe(nodes[3])
+    results = Life(bodies.reshard, 3, None, bases=nodes[:3]).results()
+    for result in results.values():
+        assert (result["step"], result["values"]) == (2, [200.0, 201.0, 202.0, 203.0])
