@@ -150,7 +150,10 @@ KNOBS: tuple[Knob, ...] = (
     Knob("nemo_rl_mode", "augment", _choice("augment", "replace"), "what NeMo RL saves become"),
     Knob("nemo_rl_durable_every_n_saves", 10, _integer(1), "in replace mode every Nth durable save stays durable"),
     Knob(
-        "dcp_mode", "off", _choice("off", "augment", "replace"), "what plain torch.distributed.checkpoint saves become"
+        "dcp_mode",
+        "augment",
+        _choice("augment", "replace", "off"),
+        "what plain torch.distributed.checkpoint saves become",
     ),
     Knob("dcp_durable_every_n_saves", 10, _integer(1), "in replace mode every Nth durable save stays durable"),
     Knob("skip_durable_steps", True, _flag, "skip the memory save of a step that is saved durably (Lightning, NeMo)"),
