@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-NAMES = ("save", "startup", "dcp", "lightning", "replication", "simulation")
+NAMES = ("save", "startup", "dcp", "lightning", "replication", "replicated_save", "simulation")
 
 
 def main(names: list[str]) -> int:
