@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 
-from mlflashpoint.core import lagfile, replicas
+from mlflashpoint.core import arena, lagfile, replicas
 from mlflashpoint.replication import gloo_server
 from tests.core.bodies import resume, save_steps, settle
 from tests.core.ranks import state
@@ -126,3 +126,32 @@ def save_in_racks(me, racks, steps):
     """As ``save_steps``, with a failure domain for each rank's node."""
     me.settings["failure_domain"] = racks[me.rank]
     return save_steps(me, steps)
+
+
+def resume_and_save(me, steps, numbers=1000):
+    """Resume, and save the steps, each as far as it gets before the next."""
+    runtime = me.runtime()
+    found = resume(me, runtime)
+    oks = []
+    for step in steps:
+        oks.append(runtime.save(state(step, me.rank, numbers), step=step).ok)
+        runtime.flush()
+        me.meet(f"saved-{step}")
+    runtime.close()
+    return {"found": found, "oks": oks, "stats": runtime.stats(), "logs": me.logs}
+
+
+def refuse_replicas(me, full):
+    """Rank ``full`` has no more memory than its own slots take."""
+    runtime = me.runtime()
+    resume(me, runtime)
+    if me.rank == full:
+        own = arena.free_bytes
+        arena.free_bytes = lambda folder: 0 if "receive" in threading.current_thread().name else own(folder)
+    oks = []
+    for step in (1, 2, 3):
+        oks.append(runtime.save(state(step, me.rank), step=step).ok)
+        runtime.flush()
+        me.meet(f"saved-{step}")
+    runtime.close()
+    return {"oks": oks, "stats": runtime.stats(), "logs": me.logs}

@@ -1,6 +1,8 @@
 """What goes wrong between nodes: it is told, it stops no rank, and nothing incomplete ever looks complete."""
 
+import os
 import shutil
+import subprocess
 
 import pytest
 
@@ -105,3 +107,30 @@ def test_another_copy_is_taken_when_one_source_hands_out_nothing():
         stuck = {"bases": nodes, "replicas": 2, "deadline_s": 12}
         results = Life(node_bodies.find_while_one_hands_out_nothing, 3, None, 0, **stuck).results()
         assert {rank: result["value"] for rank, result in results.items()} == {0: 200.0, 1: 201.0, 2: 202.0}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounts a small tmpfs")
+def test_a_rank_whose_new_node_has_no_room_loads_what_it_fetched_all_the_same(nodes):
+    wish = {"numbers": 1_000_000}
+    Life(node_bodies.resume_and_save, 2, None, [1, 2], bases=nodes, wish=wish).results()
+    shutil.rmtree(nodes[1])
+    nodes[1].mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", str(nodes[1])], check=True)
+    try:
+        results = Life(node_bodies.resume_and_save, 2, None, [3], bases=nodes, wish=wish).results()
+    finally:
+        subprocess.run(["umount", str(nodes[1])], check=True)
+    assert {result["found"] for result in results.values()} == {2}
+    # It has no room for a save either, and training goes on.
+    assert [result["oks"] for result in results.values()] == [[True], [False]]
+    assert any("kept in the process's own memory" in line for line in results[1]["logs"])
+
+
+def test_when_memory_fills_up_at_the_holder_the_version_does_not_count_and_the_error_says_where(nodes):
+    """As on a node where somebody else has taken the memory that replicas need."""
+    results = Life(node_bodies.refuse_replicas, 2, None, 1, bases=nodes).results()
+    assert [result["oks"] for result in results.values()] == [[True] * 3] * 2
+    assert {result["stats"]["last_complete_step"] for result in results.values()} == {-1}
+    (warning,) = (line for line in texts(results, "WARNING") if "a replica could not be delivered" in line)
+    assert "rank 1 refused: no room for a replica of the shard of rank 0" in warning
+    assert any("the memory version of step 1 is incomplete: rank 0: rank 1 refused" in line for line in texts(results))
