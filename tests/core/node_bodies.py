@@ -8,7 +8,7 @@ import time
 
 from mlflashpoint.core import arena, lagfile, replicas
 from mlflashpoint.replication import gloo_server
-from tests.core.bodies import resume, save_steps, settle
+from tests.core.bodies import die, find_only, resume, save_steps, settle
 from tests.core.ranks import state
 
 
@@ -155,3 +155,10 @@ def refuse_replicas(me, full):
         me.meet(f"saved-{step}")
     runtime.close()
     return {"oks": oks, "stats": runtime.stats(), "logs": me.logs}
+
+
+def find_while_one_dies(me, victim):
+    """Rank ``victim`` dies when somebody begins to fetch from it."""
+    if me.rank == victim:
+        gloo_server._hand_out = die
+    return find_only(me)

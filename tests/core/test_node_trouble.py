@@ -99,6 +99,15 @@ def test_a_source_that_hands_out_nothing_makes_all_ranks_take_what_they_can_have
     assert any("can't be had from other nodes" in line for line in results[1]["logs"])
 
 
+def test_a_source_that_dies_during_recovery_is_named_to_all_within_the_deadline(nodes):
+    Life(bodies.save_steps, 2, None, [1, 2], bases=nodes).results()
+    shutil.rmtree(nodes[0])
+    life = Life(node_bodies.find_while_one_dies, 2, None, 1, bases=nodes, deadline_s=6)
+    result = life.results(killed=(1,))[0]
+    assert "DeadlineExceededError: rank 1 did not answer" in result["error"]
+    assert result["took"] < 20
+
+
 def test_another_copy_is_taken_when_one_source_hands_out_nothing():
     with memory_folder() as folder:
         nodes = [folder / f"node-{number}" for number in range(3)]
