@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-NAMES = ("save", "startup", "dcp", "lightning", "replication", "simulation", "arms")
+NAMES = ("save", "startup", "dcp", "lightning", "replication", "replicated_save", "simulation", "arms")
 
 
 def main(names: list[str]) -> int:

@@ -158,7 +158,12 @@ KNOBS: tuple[Knob, ...] = (
     Knob("dcp_durable_every_n_saves", 10, _integer(1), "in replace mode every Nth durable save stays durable"),
     Knob("skip_durable_steps", True, _flag, "skip the memory save of a step that is saved durably (Lightning, NeMo)"),
     Knob("keep_on_success", False, _flag, "keep the memory versions when training ends well (Lightning, NeMo)"),
-    Knob("drain_dir", None, _directory, "durable directory that SIGTERM drains the newest version to"),
+    Knob(
+        "drain_dir",
+        None,
+        _directory,
+        "durable directory that all nodes see: SIGTERM drains to it, a start looks into it",
+    ),
     Knob("drain_budget_s", 25.0, _seconds, "longest time that a drain on SIGTERM may take"),
     Knob("busy_wait_s", 5.0, _seconds, "longest wait for a slot that is still needed, before the ranks skip a save"),
     Knob("deadline_s", 600.0, _seconds, "longest wait for anything"),

@@ -234,11 +234,14 @@ class Exchange:
 
     def close(self, timeout_s: float) -> None:
         """End it all, bounded; may be called twice."""
-        with self._lock:
-            self._closed = True
-            replicator, self._replicator = self._replicator, None
-            self._last = self._last if replicator is None else replicator.lag()
-            replicas, self._replicas = self._replicas, None
+        self._closed = True
+        # Whoever holds the lock may be waiting for a name server.
+        locked = self._lock.acquire(timeout=max(0.1, timeout_s))
+        replicator, self._replicator = self._replicator, None
+        self._last = self._last if replicator is None else replicator.lag()
+        replicas, self._replicas = self._replicas, None
+        if locked:
+            self._lock.release()
         self._offered.clear()
         if replicator is not None:
             with contextlib.suppress(FlashpointError):

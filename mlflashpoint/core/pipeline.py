@@ -136,7 +136,10 @@ class Pipeline:
     def keep(self) -> list[Version]:
         """Versions that other nodes must keep the replicas of."""
         known = {Version(key.incarnation, key.step) for key in self._complete}
-        return sorted(self._pool.protected() | {max(known)} if known else self._pool.protected())
+        if self.began and known:
+            known = {max(known)}
+        # Until this start has saved something, it may still go on from any of them.
+        return sorted(known | self._pool.protected())
 
     def newest_complete(self) -> Version | None:
         """The newest version that is known to be complete, None if none is."""

@@ -2,6 +2,9 @@
 
 The scheduler's SIGTERM gives a job a last few seconds. The user's own handler, and the default, keep their say: ours
 starts the drain beside them and passes the signal on. A handler that is set later than ours is wrapped in turn.
+
+Python calls a handler only when the main thread is back in Python, and a rank whose peer is gone may wait for it in a
+collective for long. So a thread is told of the signal by the wakeup descriptor, where nobody else uses that.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ log = logging.getLogger("mlflashpoint.core")
 #: (what drains, its budget in seconds), for each object that lives
 _drains: weakref.WeakKeyDictionary[object, tuple[Callable[[], object], float]] = weakref.WeakKeyDictionary()
 _running: list[tuple[threading.Thread, float]] = []
+_lock = threading.Lock()
+_woken_by = -1
 _previous: Any = signal.SIG_DFL
 
 
@@ -53,24 +58,56 @@ def install() -> None:
     try:
         signal.signal(signal.SIGTERM, _handle)
         _previous = present
+        _listen()
     except (ValueError, OSError) as error:
         log.debug("SIGTERM can't be handled here: %s", error)
 
 
 def wait() -> None:
     """Wait for drains that are under way, each no longer than its budget."""
-    for thread, until in _running:
+    for thread, until in list(_running):
         thread.join(max(0.0, until - time.monotonic()))
-    _running[:] = [entry for entry in _running if entry[0].is_alive()]
 
 
-def _handle(number: int, frame: FrameType | None) -> None:
-    begun = bool(_running)
-    if not begun:
+def _listen() -> None:
+    global _woken_by
+    if _woken_by >= 0:
+        return
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    if before != -1:
+        signal.set_wakeup_fd(before)
+        os.close(reading)
+        os.close(writing)
+        return
+    _woken_by = writing
+    threading.Thread(target=_watch, args=(reading,), name="mlflashpoint-sigterm", daemon=True).start()
+
+
+def _watch(descriptor: int) -> None:
+    while numbers := os.read(descriptor, 64):
+        if signal.SIGTERM in numbers:
+            _begin()
+
+
+def _begin() -> None:
+    """Start the drains, unless they are under way."""
+    with _lock:
+        if any(thread.is_alive() for thread, _ in _running):
+            return
+        _running.clear()
         for drain, budget_s in list(_drains.values()):
             thread = threading.Thread(target=_guarded, args=(drain,), name="mlflashpoint-drain", daemon=True)
             thread.start()
             _running.append((thread, time.monotonic() + budget_s))
+
+
+def _handle(number: int, frame: FrameType | None) -> None:
+    # In a thread: the lock may be held by whoever the signal has interrupted.
+    beginner = threading.Thread(target=_begin, name="mlflashpoint-drain-begin", daemon=True)
+    beginner.start()
+    beginner.join(1.0)
     if callable(_previous):
         # It may go on for long, or end the process by an exception: the runtimes' end waits for the drain then.
         _previous(number, frame)

@@ -17,7 +17,7 @@ from typing import Protocol
 from mlflashpoint.errors import FlashpointError, ReplicationError
 from mlflashpoint.replication.deadline import Deadline
 from mlflashpoint.replication.delivery import Delivery, OutgoingShard, ReplicationLag
-from mlflashpoint.replication.gather import Gathered, Source, gather
+from mlflashpoint.replication.gather import STALL_S, Gathered, Source, gather
 from mlflashpoint.replication.transport import Incoming, Transport, check_room
 
 _log = logging.getLogger("mlflashpoint.replication")
@@ -159,7 +159,16 @@ class Replicator:
         header: bytes | None = None,
     ) -> Gathered:
         """Pull one shard from all its sources at once; see `gather`."""
-        return gather(self._transport, sources, allocate=allocate, verify=verify, timeout_s=timeout_s, header=header)
+        return gather(
+            self._transport,
+            sources,
+            allocate=allocate,
+            verify=verify,
+            timeout_s=timeout_s,
+            header=header,
+            # One that stalls must leave the others time to take over.
+            stall_s=min(STALL_S, timeout_s / 3),
+        )
 
     def close(self, *, timeout_s: float) -> None:
         """Stop: what is on its way fails with an error. Call `wait_idle` first to let it arrive."""

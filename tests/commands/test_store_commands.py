@@ -10,7 +10,9 @@ import pytest
 
 from mlflashpoint import cli
 from mlflashpoint.core.arena import scan_seat
+from mlflashpoint.core.lagfile import SeatLag
 from mlflashpoint.core.runtime import Runtime
+from mlflashpoint.replication.delivery import ReplicationLag
 from mlflashpoint.settings import StoreConfig
 from tests.core.ranks import memory_folder, state
 
@@ -176,3 +178,29 @@ def test_the_commands_run_as_processes_and_tell_usage_errors_apart(base):
     assert "complete" in shown.stdout
     wrong = subprocess.run([*command, "clean", "--force"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert wrong.returncode == 2
+
+
+def test_status_tells_how_far_the_replicas_of_a_live_rank_are_behind(base, capsys):
+    store = runtime(base)
+    store.save(state(1, 0), step=1, wait=True)
+    lag = ReplicationLag(3 << 20, 1, 12.0, 5, 1, 4, 0, "rank 1 went away")
+    SeatLag.of(lag, rank=0, replicas=1).write(base / "default" / "seat-0")
+    _, out, _ = run(capsys, "status", base)
+    (line,) = (line for line in out.splitlines() if line.startswith("rank 0"))
+    assert line.startswith("rank 0: 5 shards replicated, 1 not; 3.0 MiB on their way for 1")
+    assert line.endswith("last error: rank 1 went away")
+    _, out, _ = run(capsys, "status", base, "--json")
+    (found,) = json.loads(out)["replication"]
+    assert (found["bytes_outstanding"], found["failed"], found["seat"]) == (3 << 20, 1, "seat-0")
+    store.close()
+    # What a rank that is gone had on its way is on its way no more.
+    assert "on their way" not in run(capsys, "status", base)[1]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"rank": "x"}', "null"])
+def test_a_malformed_lag_file_is_left_out(base, capsys, text):
+    save(base, 1)
+    (base / "default" / "seat-0" / "replication.json").write_text(text)
+    code, out, _ = run(capsys, "status", base)
+    assert code == 0
+    assert "replicated" not in out

@@ -1,9 +1,14 @@
 """What the ranks of the tests with several nodes do; each body runs in a process of its own."""
 
+import os
+import socket
 import sys
 import threading
+import time
 
-from tests.core.bodies import resume, settle
+from mlflashpoint.core import arena, lagfile, replicas
+from mlflashpoint.replication import gloo_server
+from tests.core.bodies import die, find_only, resume, save_steps, settle
 from tests.core.ranks import state
 
 
@@ -44,3 +49,116 @@ def save_back_to_back(me, rounds):
     runtime.close()
     skipped = [result.skipped for result in results]
     return {"found": first, "skipped": skipped, "last": first + rounds, "stats": runtime.stats(), "logs": me.logs}
+
+
+def save_with(me, odd, environ=None, host=None, settings=None):
+    """Save three steps; rank ``odd`` has another environment, host name or settings."""
+    if me.rank == odd:
+        os.environ.update(environ or {})
+        if host is not None:
+            os.environ.pop("GLOO_SOCKET_IFNAME", None)
+            socket.gethostname = lambda: host
+    runtime = me.runtime(**((settings or {}) if me.rank == odd else {}))
+    resume(me, runtime)
+    oks = []
+    for step in (1, 2, 3):
+        oks.append(runtime.save(state(step, me.rank), step=step).ok)
+        me.meet(f"saved-{step}")
+    flushed = runtime.flush()
+    me.meet("flushed")
+    settle(runtime, 3) if runtime.stats()["versions_complete"] else None
+    me.meet("settled")
+    runtime.close()
+    return {"oks": oks, "flushed": flushed, "stats": runtime.stats(), "logs": me.logs}
+
+
+def hold_slowly(me, slow, seconds):
+    """Rank ``slow`` takes long to check what it receives; what the others say of their lag meanwhile is noted."""
+    if me.rank == slow:
+        commit = replicas.Replicas.commit
+        replicas.Replicas.commit = lambda *args: (time.sleep(seconds), commit(*args))[1]
+    runtime = me.runtime()
+    resume(me, runtime)
+    results, lags, told = [], [], []
+    for step in range(1, 6):
+        me.meet(f"step-{step}")
+        results.append(runtime.save(state(step, me.rank), step=step))
+        time.sleep(0.2)
+        lags.append(runtime.stats()["replica_age_s"])
+        told.append(lagfile.SeatLag.read(me.base / "default" / f"seat-{me.local_rank}"))
+    runtime.flush()
+    me.meet("end")
+    final = runtime.save(state(100, me.rank), step=100)
+    runtime.flush()
+    settle(runtime, 100)
+    runtime.close()
+    return {
+        "ok": [result.ok for result in results],
+        "skipped": [result.skipped for result in results],
+        "blocking": [result.blocking_s for result in results],
+        "lags": lags,
+        "on_their_way": [lag is not None and lag.since_s > 0 for lag in told],
+        "final": final.ok,
+        "stats": runtime.stats(),
+    }
+
+
+def find_while_one_hands_out_nothing(me, stuck):
+    """Rank ``stuck`` never answers who wants to fetch from it."""
+    if me.rank == stuck:
+        gloo_server._hand_out = lambda *args: time.sleep(30)
+    else:
+        # So that it is the stuck one that is asked first.
+        describe = gloo_server._describe
+        gloo_server._describe = lambda *args: (time.sleep(0.5), describe(*args))[1]
+    runtime = me.runtime()
+    started = time.monotonic()
+    recovery = runtime.find_latest()
+    took = time.monotonic() - started
+    step = -1 if recovery is None else recovery.step
+    value = None if recovery is None else float(runtime.load(recovery).state["w"][0])
+    me.meet("found")
+    runtime.close()
+    return {"found": step, "value": value, "took": took, "logs": me.logs}
+
+
+def save_in_racks(me, racks, steps):
+    """As ``save_steps``, with a failure domain for each rank's node."""
+    me.settings["failure_domain"] = racks[me.rank]
+    return save_steps(me, steps)
+
+
+def resume_and_save(me, steps, numbers=1000):
+    """Resume, and save the steps, each as far as it gets before the next."""
+    runtime = me.runtime()
+    found = resume(me, runtime)
+    oks = []
+    for step in steps:
+        oks.append(runtime.save(state(step, me.rank, numbers), step=step).ok)
+        runtime.flush()
+        me.meet(f"saved-{step}")
+    runtime.close()
+    return {"found": found, "oks": oks, "stats": runtime.stats(), "logs": me.logs}
+
+
+def refuse_replicas(me, full):
+    """Rank ``full`` has no more memory than its own slots take."""
+    runtime = me.runtime()
+    resume(me, runtime)
+    if me.rank == full:
+        own = arena.free_bytes
+        arena.free_bytes = lambda folder: 0 if "receive" in threading.current_thread().name else own(folder)
+    oks = []
+    for step in (1, 2, 3):
+        oks.append(runtime.save(state(step, me.rank), step=step).ok)
+        runtime.flush()
+        me.meet(f"saved-{step}")
+    runtime.close()
+    return {"oks": oks, "stats": runtime.stats(), "logs": me.logs}
+
+
+def find_while_one_dies(me, victim):
+    """Rank ``victim`` dies when somebody begins to fetch from it."""
+    if me.rank == victim:
+        gloo_server._hand_out = die
+    return find_only(me)

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,12 @@ if handler == "late":
 for step in (1, 2):
     assert runtime.save(state(step, 0), step=step, wait=True).ok
 print("saved", flush=True)
+if handler == "stuck":
+    import datetime
+    import torch.distributed as dist
+    store = dist.TCPStore("127.0.0.1", 0, None, True, datetime.timedelta(seconds=60), wait_for_workers=False)
+    print("stuck", flush=True)
+    store.get("what nobody will ever set")
 give_up = time.monotonic() + 30
 while not seen and time.monotonic() < give_up:
     time.sleep(0.01)
@@ -86,6 +93,22 @@ def terminated(base, drain, handler):
 )
 def test_sigterm_drains_and_whatever_handled_it_before_still_does(base, tmp_path, handler, code, out):
     assert terminated(base, tmp_path / "drain", handler) == (code, out)
+    assert (0, 2) in drained(tmp_path / "drain")
+
+
+def test_a_rank_that_is_stuck_in_native_code_drains_all_the_same(base, tmp_path):
+    argv = [sys.executable, "-c", TRAIN, str(base), str(tmp_path / "drain"), "stuck"]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        assert [process.stdout.readline(), process.stdout.readline()] == ["saved\n", "stuck\n"]
+        process.send_signal(signal.SIGTERM)
+        give_up = time.monotonic() + 30
+        while (0, 2) not in drained(tmp_path / "drain") and time.monotonic() < give_up:
+            time.sleep(0.05)
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.communicate()
     assert (0, 2) in drained(tmp_path / "drain")
 
 

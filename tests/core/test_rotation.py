@@ -112,10 +112,39 @@ class SimSlot:
     where: tuple
     record: ShardRecord | None
     capacity: int = 1 << 30
+    path: Path = Path("unused")
 
     def invalidate(self):
         self.sim.schedule.point()
         self.record = self.sim.disk[self.where] = None
+
+
+class SimExchange:
+    """Replicas that are acknowledged, or not, at any later time and in any order."""
+
+    sends = True
+
+    def __init__(self, sim):
+        self.sim, self.under_way = sim, []
+        sim.schedule.spawn(self.run)
+
+    def send(self, slot, record, over):
+        assert slot.record == record
+        self.under_way.append((slot, record, over))
+
+    def run(self):
+        while True:
+            self.sim.schedule.point()
+            # It takes a while: meanwhile the others may give the version up.
+            if self.under_way and self.sim.decide() % 8 == 0:
+                slot, record, over = self.under_way.pop(self.sim.decide() % len(self.under_way))
+                # What is on its way to another node may not change before it is there.
+                assert slot.record == record, "overwritten while it was being sent"
+                over(PeerError("not acknowledged") if self.sim.chance(self.sim.replica_faults) else None)
+
+    def open(self): ...
+    def report(self): ...
+    def withdraw(self, path): ...
 
 
 class Simulation:
@@ -124,7 +153,7 @@ class Simulation:
     ``paced``: training keeps the ranks together, and a save is over before the next begins.
     """
 
-    def __init__(self, decisions, *, world, keep, store_faults=0, save_faults=0, paced=False):
+    def __init__(self, decisions, *, world, keep, store_faults=0, save_faults=0, replica_faults=None, paced=False):
         self.paced, self.jobs, self.reached = paced, [], {}
         #: once every rank has begun this step nothing fails any more, and everyone takes turns
         self.quiet_from = 1 << 30
@@ -133,6 +162,8 @@ class Simulation:
         self.decisions = itertools.chain(decisions, itertools.count(256))
         self.world, self.keep = world, keep
         self.store_faults, self.save_faults = store_faults, save_faults
+        #: None is without replicas
+        self.replica_faults = replica_faults
         self.disk = {(rank, slot): None for rank in range(world) for slot in range(slots_needed(keep))}
         self.lineage, self.number, self.ever = Lineage(), 0, False
         #: steps that some rank of this life knows to be complete, and the one that it began with
@@ -247,7 +278,8 @@ class Simulation:
             remember=lambda: None,
         )
         counters = Counters()
-        pipeline = Pipeline(session, counters)
+        exchange = None if self.replica_faults is None else SimExchange(self)
+        pipeline = Pipeline(session, counters, exchange)
         pipeline._pool.sim = self
         pipeline.rebase(complete)
         saves = Saves(session, pipeline, counters, lambda: None)
@@ -350,6 +382,20 @@ def test_it_survives_failing_saves_too(simulated, decisions, lengths, world, kee
 @given(schedules, life_lengths, st.integers(2, 3), st.integers(1, 3))
 def test_a_complete_verdict_holds_when_calls_to_the_store_are_lost(simulated, decisions, lengths, world, keep):
     sim = simulated(decisions, world=world, keep=keep, store_faults=40, save_faults=10)
+    lives(sim, lengths, no_verdict_is_broken(sim))
+
+
+@simulation
+@given(schedules, life_lengths, st.integers(2, 3), st.integers(1, 3))
+def test_it_survives_replicas_that_come_late_and_in_any_order(simulated, decisions, lengths, world, keep):
+    sim = simulated(decisions, world=world, keep=keep, replica_faults=0)
+    lives(sim, lengths, once_complete_always_complete(sim))
+
+
+@simulation
+@given(schedules, life_lengths, st.integers(2, 3), st.integers(1, 3))
+def test_a_complete_verdict_holds_when_replicas_fail(simulated, decisions, lengths, world, keep):
+    sim = simulated(decisions, world=world, keep=keep, store_faults=20, save_faults=10, replica_faults=40)
     lives(sim, lengths, no_verdict_is_broken(sim))
 
 

@@ -156,3 +156,23 @@ def test_transfers_that_outlast_the_save_interval_make_all_ranks_skip_the_same_s
     assert len(skipped[0] ^ skipped[1]) <= 4
     assert any(line["lag"] > 0 for line in steps[0])
     assert max(line["blocking_s"] for lines in steps for line in lines) < 5
+
+
+def test_a_job_that_is_terminated_drains_and_resumes_bit_for_bit_when_all_nodes_are_replaced(cluster):
+    nodes = cluster(2)
+    drain = {"MLFLASHPOINT_DRAIN_DIR": str(nodes.folder / "drain")}
+    before = Progress(nodes, "before", 2)
+    launch = nodes.torchrun(JOB, 10_000, before.folder, 0.05, SMALL, port=port(), **drain)
+    before.until(launch, complete_above(6), "six complete saves")
+    launch.terminate()
+    assert None not in launch.wait(60), launch.text()
+    reached = max(line["step"] for line in before.steps())
+    for number in (0, 1):
+        nodes.kill_node(number)
+        nodes.boot(number)
+    after = Progress(nodes, "after", 2)
+    launch = nodes.torchrun(JOB, reached + 10, after.folder, 0, SMALL, port=port(), **drain)
+    assert launch.wait(DEADLINE_S) == [0, 0], launch.text()
+    (first,) = after.first()
+    assert 6 <= first <= reached
+    assert {end["sum"] for end in after.ends()} == {unbroken(reached + 10, 2)}
