@@ -120,8 +120,9 @@ class Run:
         os.killpg(self.process.pid, signal.SIGKILL)
         for rank in range(RANKS):
             for event in self.events(rank)[-1:]:
+                # Each rank leads a session; what it has started goes with it.
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(event["pid"], signal.SIGKILL)
+                    os.killpg(event["pid"], signal.SIGKILL)
         self.process.wait(DEADLINE_S)
 
 
@@ -129,6 +130,7 @@ def main() -> int:
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir()
     runs: list[Run] = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         show(runs)
     except DemoError as error:

@@ -5,6 +5,9 @@ This module imports nothing: it is used by the start-up path, by the core and by
 
 from __future__ import annotations
 
+#: characters of a setting's value in a message
+_SHOWN = 300
+
 
 class FlashpointError(Exception):
     """Base of every error that mlflashpoint raises.
@@ -45,7 +48,7 @@ class FlashpointError(Exception):
         parts = [self.message]
         where = []
         if self.setting is not None:
-            where.append(self.setting if self.value is None else f"{self.setting}={self.value!r}")
+            where.append(self.setting if self.value is None else f"{self.setting}={_short(repr(self.value))}")
         where += [
             f"{name} {value}"
             for name, value in (("rank", self.rank), ("step", self.step), ("path", self.path))
@@ -59,6 +62,10 @@ class FlashpointError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.message, dict(self.__dict__))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
 
 
 def _rebuild(kind: type[FlashpointError], message: str, state: dict[str, object]) -> FlashpointError:

@@ -21,3 +21,8 @@ def test_an_error_is_one_line_that_names_setting_rank_step_path_and_remedy():
 def test_an_error_keeps_its_fields_when_it_crosses_a_process_boundary():
     error = pickle.loads(pickle.dumps(errors.PeerError("gone", rank=0, step=0)))
     assert (type(error), error.rank, error.step, str(error)) == (errors.PeerError, 0, 0, "gone [rank 0, step 0]")
+
+
+def test_a_very_long_value_is_shortened_in_the_message():
+    error = errors.SettingError("out of range", setting="MLFLASHPOINT_REPLICAS", value="9" * 5000)
+    assert len(str(error)) < 400 and "5002 characters" in str(error)

@@ -16,7 +16,7 @@ from typing import Any
 from mlflashpoint.agent import bootstrap, policy, start, status
 from mlflashpoint.agent.frameworks import FRAMEWORKS
 from mlflashpoint.agent.install import FILE_NAME
-from mlflashpoint.core.container import MEMORY_KINDS, filesystem_kind
+from mlflashpoint.core.container import check_container, existing_folder, filesystem_kind
 from mlflashpoint.errors import FlashpointError, SettingError
 from mlflashpoint.settings import KNOBS, StoreConfig, job_id_from, unknown_settings
 
@@ -95,14 +95,11 @@ def container(environ: Mapping[str, str]) -> Facts:
     try:
         config = StoreConfig.from_env(environ)
         facts["path"] = str(config.base_container)
-        existing = next(folder for folder in (config.base_container, *config.base_container.parents) if folder.exists())
+        existing = existing_folder(config.base_container)
         facts["kind"] = filesystem_kind(existing)
         usage = os.statvfs(existing)
         facts["total"], facts["free"] = usage.f_frsize * usage.f_blocks, usage.f_frsize * usage.f_bavail
-        if facts["kind"] not in MEMORY_KINDS and not config.allow_non_tmpfs:
-            facts["error"] = f"{existing} is on {facts['kind']}, not on tmpfs"
-        elif not os.access(existing, os.W_OK | os.X_OK):
-            facts["error"] = f"{existing} is not writable"
+        check_container(config)
     except (FlashpointError, OSError) as error:
         facts["error"] = str(error)
     return facts

@@ -11,10 +11,11 @@ import os
 import re
 from pathlib import Path
 
+from mlflashpoint.core.files import file_error
 from mlflashpoint.core.slot import Slot, prepare
 from mlflashpoint.core.slotfiles import SlotInfo, file_of, read_record, scan_seat
 from mlflashpoint.core.space import free_bytes
-from mlflashpoint.errors import ContainerError, StoreFullError
+from mlflashpoint.errors import StoreFullError
 
 __all__ = ["Arena", "Slot", "SlotInfo", "file_of", "read_record", "scan_seat"]
 
@@ -118,5 +119,5 @@ class Arena:
                 if left_over.fullmatch(name):
                     (self.seat_dir / name).unlink(missing_ok=True)
         except OSError as error:
-            raise ContainerError(f"the seat can't be read: {error.strerror}", path=self.seat_dir) from error
+            raise file_error("the seat can't be read", error, path=self.seat_dir) from error
         return sorted(int(match[1]) for name in names if (match := slots.fullmatch(name)))

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mlflashpoint.core.files import read_file, write_file
 from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.core.record import FORMAT_VERSION
 from mlflashpoint.errors import ContainerError, ForeignContainerError, StoreFullError
@@ -70,31 +71,19 @@ def open_container(config: StoreConfig) -> Container:
         StoreFullError: not even the identity file has room.
     """
     path = config.base_container
+    _check_kind(config)
     with _explained(path):
         for folder in (*reversed(path.parents), path):
             if not folder.exists():
                 folder.mkdir(mode=0o700, exist_ok=True)
     _check_owner(path)
-    kind = filesystem_kind(path)
-    if kind not in MEMORY_KINDS and not config.allow_non_tmpfs:
-        raise ContainerError(
-            f"the base container is on {kind}, not on tmpfs",
-            setting=_SETTING,
-            value=str(path),
-            remedy="choose a folder on tmpfs, for example below /dev/shm, or set MLFLASHPOINT_ALLOW_NON_TMPFS=1",
-        )
+    # Under the folder there may be another file system than its parent's.
+    _check_kind(config)
     identity = read_container(path)
     if identity is None:
         _check_empty(path)
         identity = _write_identity(Container(path, config.job_id, os.getuid(), secrets.token_hex(16)))
-    if (identity.job_id, identity.uid) != (config.job_id, os.getuid()):
-        raise ForeignContainerError(
-            f"the base container belongs to job {identity.job_id!r} of user {identity.uid}, this is job "
-            f"{config.job_id!r} of user {os.getuid()}",
-            setting=_SETTING,
-            value=str(path),
-            remedy="give each job its own base container, or remove that one with 'mlflashpoint clean'",
-        )
+    _check_identity(identity, config)
     with _explained(path):
         if os.stat(path).st_mode & 0o077:
             os.chmod(path, 0o700)
@@ -102,6 +91,29 @@ def open_container(config: StoreConfig) -> Container:
         os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
         probe.unlink()
     return identity
+
+
+def check_container(config: StoreConfig) -> None:
+    """Whether ``open_container`` would succeed, as far as that can be told without making anything; raises as it."""
+    path = config.base_container
+    _check_kind(config)
+    with _explained(path):
+        if not os.path.lexists(path):
+            above = existing_folder(path)
+            if not os.access(above, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(above))
+            return
+    _check_owner(path)
+    identity = read_container(path)
+    if identity is None:
+        _check_empty(path)
+    else:
+        _check_identity(identity, config)
+
+
+def existing_folder(path: Path) -> Path:
+    """The path itself, or the nearest folder above it that exists; raises OSError."""
+    return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
 def read_container(path: Path) -> Container | None:
@@ -112,8 +124,7 @@ def read_container(path: Path) -> Container | None:
     """
     file = path / IDENTITY_FILE
     try:
-        with open(file, "rb") as stream:
-            data = stream.read(_MAX_IDENTITY_BYTES + 1)
+        data = read_file(file, _MAX_IDENTITY_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -148,6 +159,30 @@ def filesystem_kind(path: Path) -> str:
             if mount.split(" ")[2] == wanted:
                 return source.split(" ")[0]
     return "unknown"
+
+
+def _check_kind(config: StoreConfig) -> None:
+    path = config.base_container
+    with _explained(path):
+        kind = filesystem_kind(existing_folder(path))
+    if kind not in MEMORY_KINDS and not config.allow_non_tmpfs:
+        raise ContainerError(
+            f"the base container is on {kind}, not on tmpfs",
+            setting=_SETTING,
+            value=str(path),
+            remedy="choose a folder on tmpfs, for example below /dev/shm, or set MLFLASHPOINT_ALLOW_NON_TMPFS=1",
+        )
+
+
+def _check_identity(identity: Container, config: StoreConfig) -> None:
+    if (identity.job_id, identity.uid) != (config.job_id, os.getuid()):
+        raise ForeignContainerError(
+            f"the base container belongs to job {identity.job_id!r} of user {identity.uid}, this is job "
+            f"{config.job_id!r} of user {os.getuid()}",
+            setting=_SETTING,
+            value=str(config.base_container),
+            remedy="give each job its own base container, or remove that one with 'mlflashpoint clean'",
+        )
 
 
 def _check_owner(path: Path) -> None:
@@ -210,24 +245,6 @@ def _write_identity(container: Container) -> Container:
     if found is None:
         raise ContainerError("the container's identity file vanished", path=file, remedy="start the job again")
     return found
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Write a small file of mode 0600 that does not exist yet; raises OSError."""
-    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "wb") as stream:
-        stream.write(data)
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a small file of mode 0600 as a whole: readers see the old or the new content; raises OSError."""
-    temporary = path.with_name(f"{path.name}.tmp-{secrets.token_hex(8)}")
-    try:
-        write_file(temporary, data)
-        os.rename(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _make_folder(path: Path) -> None:

@@ -106,9 +106,15 @@ class Schedule:
             filled += self._sizes[place]
             if filled >= BLOCK or last == len(self.odd) - 1:
                 part = slice(first, last + 1)
-                units.append(functools.partial(torch._foreach_copy_, list(targets[part]), list(sources[part])))
+                units.append(functools.partial(_copy_each, targets[part], sources[part]))
                 first, filled = last + 1, 0
         in_two_threads(units, self.nbytes, meanwhile)
+
+
+def _copy_each(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    # One by one: torch's call for many refuses negative views.
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
 
 
 def in_two_threads(units: Sequence[Unit], nbytes: int, meanwhile: Callable[[], object] | None = None) -> None:

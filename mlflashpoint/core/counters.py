@@ -73,7 +73,9 @@ class Counters:
             self._values["last_error"] = str(error)
             first = kind not in self._told
             self._told.add(kind)
-        log.log(logging.WARNING if first else logging.DEBUG, "%s: %s", what, error, exc_info=error.__cause__)
+        # What the system refused, and our own errors, are told by the message alone.
+        cause = None if isinstance(error.__cause__, (OSError, FlashpointError)) else error.__cause__
+        log.log(logging.WARNING if first else logging.DEBUG, "%s: %s", what, error, exc_info=cause)
 
 
 def log_record(level: int, kind: str, fields: dict[str, Any]) -> None:

@@ -57,6 +57,11 @@ class Flat:
         """Whether all of ``tensors`` are in host memory."""
         return self.form.on_host if self.devices is self.form.devices else of_host(self.devices)
 
+    @property
+    def moved(self) -> bool:
+        """Whether its tensors may lie elsewhere than when the form was found."""
+        return self.devices is not self.form.devices
+
     def flipped(self) -> list[bool]:
         """Whether each of ``tensors`` is a conjugate or negative view."""
         return [self.form.flipped[node] for node in self.form.nodes]
@@ -264,6 +269,8 @@ class _Walk:
             try:
                 if tensor.device.type == "meta":
                     return StateTypeError(f"{in_state(name)}: a meta tensor has no data", remedy="leave it out")
+                if tensor.is_nested:
+                    return StateTypeError(f"{in_state(name)}: a nested tensor", remedy="store its components in a list")
                 if tensor.dtype not in DTYPE_NAMES:
                     return StateTypeError(
                         f"{in_state(name)}: a tensor of dtype {tensor.dtype}",

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlflashpoint.core import mapping
+from mlflashpoint.core.files import file_error, read_file
 from mlflashpoint.core.record import ShardRecord
 from mlflashpoint.core.shard import MAX_INDEX_BYTES
 from mlflashpoint.core.slot import Slot
 from mlflashpoint.core.slotfiles import file_of, read_record
-from mlflashpoint.errors import ContainerError, ShardFormatError
+from mlflashpoint.errors import ShardFormatError
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,9 @@ class Holding:
 def _index(slot: Path, record: ShardRecord) -> bytes:
     file = file_of(slot, "index")
     try:
-        with open(file, "rb") as stream:
-            index = stream.read(min(record.index_bytes, MAX_INDEX_BYTES) + 1)
+        index = read_file(file, min(record.index_bytes, MAX_INDEX_BYTES))
     except OSError as error:
-        raise ContainerError(f"the index can't be read: {error.strerror}", path=file) from error
+        raise file_error("the index can't be read", error, path=file) from error
     if len(index) != record.index_bytes:
         raise ShardFormatError(
             f"the index has not the {record.index_bytes} bytes that its commit record says", path=file

@@ -8,7 +8,6 @@ happen. That fact has to outlive the process, and nodes that were not there: eac
 from __future__ import annotations
 
 import dataclasses
-import json
 import secrets
 import time
 from collections.abc import Iterable
@@ -16,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlflashpoint.core.container import replace_file
+from mlflashpoint.core.files import file_error, read_file, replace_file, seal, unseal
 from mlflashpoint.core.seat import file_lock
-from mlflashpoint.errors import ContainerError, FlashpointError, ShardFormatError
+from mlflashpoint.errors import FlashpointError, ShardFormatError
 
 LINEAGE_FILE = "lineage.json"
 _MAX_BYTES = 64 << 10
@@ -121,15 +120,14 @@ def read_lineage(group_dir: Path) -> Lineage:
     """
     file = group_dir / LINEAGE_FILE
     try:
-        with open(file, "rb") as stream:
-            data = stream.read(_MAX_BYTES + 1)
+        data = read_file(file, _MAX_BYTES)
         if len(data) > _MAX_BYTES:
             raise ShardFormatError(f"more than {_MAX_BYTES} bytes")
-        return Lineage.from_json(json.loads(data))
+        return Lineage.from_json(unseal(data, "it").get("starts"))
     except FileNotFoundError:
         return Lineage()
     except OSError as error:
-        raise ContainerError(f"the lineage can't be read: {error.strerror}", path=file) from error
+        raise file_error("the lineage can't be read", error, path=file) from error
     except (ValueError, RecursionError, ShardFormatError) as error:
         raise ShardFormatError(
             f"the lineage is malformed: {error}", path=file, remedy="remove the container with 'mlflashpoint clean'"
@@ -153,14 +151,12 @@ def record_lineage(group_dir: Path, own: Incarnation, others: Lineage | None = N
             kept = (start for start in earlier if (start.number, start.run) != (own.number, own.run))
             after = Lineage.of((*kept, own))
             if after != before:
-                replace_file(group_dir / LINEAGE_FILE, json.dumps(after.to_json()).encode())
+                replace_file(group_dir / LINEAGE_FILE, seal({"starts": after.to_json()}))
             return after
     except FlashpointError:
         raise
     except OSError as error:
-        raise ContainerError(
-            f"the lineage can't be written: {error.strerror}", path=group_dir, remedy="free memory in the container"
-        ) from error
+        raise file_error("the lineage can't be written", error, path=group_dir) from error
 
 
 def _merged(one: Incarnation, other: Incarnation, *, keep: Incarnation) -> Incarnation:

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlflashpoint.core.container import replace_file
+from mlflashpoint.core.files import replace_file
 from mlflashpoint.replication.delivery import ReplicationLag
 
 LAG_FILE = "replication.json"

@@ -6,11 +6,14 @@ missing, or does not know its own tensors again, facts are compared one by one, 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+_nested = operator.attrgetter("is_nested")
 
 
 class Likeness:
@@ -21,7 +24,8 @@ class Likeness:
 
     def holds(self, tensors: Sequence[Tensor]) -> bool:
         """Whether they are surely alike, and no tensor is among them twice. False also where that can't be told."""
-        if self._check is None:
+        # Of a nested one torch's guard wants to know the strides, and that ends the process.
+        if self._check is None or any(map(_nested, tensors)):
             return False
         # The guard asks whether a gradient is wanted now, not whether the tensor requires one.
         try:
@@ -32,6 +36,8 @@ class Likeness:
 
 
 def _guard_of(tensors: Sequence[Tensor]) -> Callable[..., Any] | None:
+    if any(map(_nested, tensors)):
+        return None
     try:
         from torch._C._dynamo.guards import TensorGuards
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import re
 from collections.abc import Iterable, Mapping
@@ -74,7 +73,7 @@ def copy_from_json(raw: Any) -> ShardCopy:
     # The slot becomes part of a path: it must not lead out of the container.
     if not (_DRAINED if raw["node"] == DRAIN_NODE else _SLOT).fullmatch(raw["slot"]):
         raise PeerError(f"{raw['slot']!r} is no slot")
-    return ShardCopy(**{**raw, "record": ShardRecord.from_json(json.dumps(raw["record"]).encode())})
+    return ShardCopy(**{**raw, "record": ShardRecord.from_fields(raw["record"])})
 
 
 def copies_from_json(raw: Any) -> list[ShardCopy]:

@@ -9,7 +9,6 @@ import ctypes
 import errno
 import mmap
 import os
-import stat
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,8 @@ from typing import Any
 import torch
 
 from mlflashpoint.core.container import MEMORY_KINDS, filesystem_kind
-from mlflashpoint.errors import ContainerError, ShardFormatError, StoreFullError
+from mlflashpoint.core.files import file_error, open_regular
+from mlflashpoint.errors import ShardFormatError, StoreFullError
 
 _MADV_POPULATE_READ = 22
 _MADV_POPULATE_WRITE = 23
@@ -78,7 +78,7 @@ def map_writable(path: Path) -> Mapping | None:
         ContainerError: it can't be mapped.
     """
     with _explained(path):
-        descriptor = _open(path, os.O_RDWR)
+        descriptor = open_regular(path, os.O_RDWR)
         try:
             status = os.fstat(descriptor)
             if _has_holes(status):
@@ -96,7 +96,7 @@ def map_readable(path: Path, nbytes: int) -> Mapping | None:
         ContainerError: it can't be opened.
     """
     with _explained(path):
-        descriptor = _open(path, os.O_RDONLY)
+        descriptor = open_regular(path, os.O_RDONLY)
         try:
             status = os.fstat(descriptor)
             if status.st_size < nbytes:
@@ -127,7 +127,7 @@ def allocate(path: Path, nbytes: int) -> None:
         ContainerError: it can't be made.
     """
     with _explained(path):
-        descriptor = _open(path, os.O_RDWR | os.O_CREAT)
+        descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
         try:
             os.fchmod(descriptor, 0o600)
             os.posix_fallocate(descriptor, 0, nbytes)
@@ -137,14 +137,6 @@ def allocate(path: Path, nbytes: int) -> None:
 
 def _has_holes(status: os.stat_result) -> bool:
     return status.st_blocks * 512 < status.st_size
-
-
-def _open(path: Path, flags: int) -> int:
-    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return descriptor
 
 
 @contextlib.contextmanager
@@ -158,4 +150,4 @@ def _explained(path: Path) -> Iterator[None]:
                 path=path,
                 remedy="give the memory file system more room, or keep fewer versions (MLFLASHPOINT_KEEP_VERSIONS)",
             ) from error
-        raise ContainerError(f"the slot's data can't be used: {error.strerror or error}", path=path) from error
+        raise file_error("the slot's data can't be used", error, path=path) from error

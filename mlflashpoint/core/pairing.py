@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from mlflashpoint.core.copying import Schedule
 from mlflashpoint.core.flatten import Flat
 from mlflashpoint.core.form import Form
 from mlflashpoint.core.paths import tensor_names
-from mlflashpoint.core.shard import ShardIndex, TensorEntry
+from mlflashpoint.core.shard import ShardIndex, TensorEntry, is_dense
 from mlflashpoint.core.skeleton import Skeleton
 from mlflashpoint.errors import StateMismatchError
 
@@ -104,6 +104,24 @@ def pair(index: ShardIndex, flat: Flat, *, strict: bool, where: Mapping[str, Any
         straight=straight,
         alike=straight and same and len(flat.skeleton.refs) == len(flat.tensors),
     )
+
+
+def overlaps(flat: Flat, wanted: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Pairs of tensors of a state that share some memory, each dense: places in ``wanted``, and how much later the
+    second one begins, in bytes. Strided views are passed over: those of one memory mostly lie between each other.
+    """
+    spans = []
+    for place, at in enumerate(wanted):
+        tensor = flat.tensors[at]
+        if tensor.numel() and is_dense(tensor.shape, tensor.stride()):
+            spans.append((flat.addresses[at], tensor.numel() * tensor.itemsize, place))
+    spans.sort()
+    reaching: list[tuple[int, int, int]] = []
+    for begin, nbytes, place in spans:
+        reaching = [span for span in reaching if span[0] + span[1] > begin]
+        for other, _, before in reaching:
+            yield before, place, begin - other
+        reaching.append((begin, nbytes, place))
 
 
 def _stride_of(tensor: Tensor) -> tuple[int, ...] | None:

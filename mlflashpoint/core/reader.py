@@ -15,9 +15,10 @@ from torch import Tensor
 
 from mlflashpoint.core import mapping
 from mlflashpoint.core.copying import Schedule, in_two_threads
-from mlflashpoint.core.flatten import flatten
+from mlflashpoint.core.files import file_error, read_file
+from mlflashpoint.core.flatten import Flat, flatten
 from mlflashpoint.core.layout import view_of
-from mlflashpoint.core.pairing import Pairing, described, pair
+from mlflashpoint.core.pairing import Pairing, described, overlaps, pair
 from mlflashpoint.core.record import ShardRecord
 from mlflashpoint.core.shard import MAX_INDEX_BYTES, ShardIndex, TensorEntry, digest_of, parse_index
 from mlflashpoint.core.skeleton import Entry
@@ -68,10 +69,9 @@ class ShardReader:
             raise ShardFormatError("the slot holds no committed shard", path=slot_path)
         file = file_of(slot_path, "index")
         try:
-            with open(file, "rb") as stream:
-                index = stream.read(min(record.index_bytes, MAX_INDEX_BYTES) + 1)
+            index = read_file(file, min(record.index_bytes, MAX_INDEX_BYTES))
         except OSError as error:
-            raise ContainerError(f"the index can't be read: {error.strerror}", path=file) from error
+            raise file_error("the index can't be read", error, path=file) from error
         mapped = mapping.map_readable(file_of(slot_path, "data"), record.data_bytes)
         memory = torch.empty(0, dtype=torch.uint8, device="cpu") if mapped is None else mapped.bytes
         return cls._checked(record, index, memory, slot_path)
@@ -169,7 +169,11 @@ class ShardReader:
             return self._fill(tensors, self._schedule, range(len(tensors)), tensors, addresses, True)
         flat = flatten(into, like=None if self._pairing is None else self._pairing.form)
         if self._pairing is None or self._pairing.form is not flat.form or self._pairing.strict != strict:
-            self._pairing = pair(self.index, flat, strict=strict, where=self._where())
+            found = pair(self.index, flat, strict=strict, where=self._where())
+            self._check_shared(flat, found)
+            self._pairing = found
+        elif flat.moved:
+            self._check_shared(flat, self._pairing)
         pairs = self._pairing
         if pairs.straight:
             ours = flat.tensors
@@ -256,6 +260,20 @@ class ShardReader:
         result: list[Any] = []
         copy(lambda: result.append(unflatten(skeleton, tensors, fit=fit)))
         return result[0]
+
+    def _check_shared(self, flat: Flat, pairs: Pairing) -> None:
+        """Refuse to load into tensors that share memory what was stored with different contents."""
+        memory = self._opened()
+        for first, second, shift in overlaps(flat, pairs.wanted):
+            one, two = (self.index.tensors[pairs.stored[place]] for place in (first, second))
+            nbytes = min(one.nbytes - shift, two.nbytes)
+            begin = one.offset + shift
+            if not torch.equal(memory[begin : begin + nbytes], memory[two.offset : two.offset + nbytes]):
+                raise StateMismatchError(
+                    f"{one.name} and {two.name} share memory, and were stored with different contents",
+                    remedy="load into a state whose tensors are as independent as those that were saved",
+                    **self._where(),
+                )
 
     def _copy_of(self, number: int) -> Tensor:
         return view_of(self.index.tensors[number], self._opened()).clone()

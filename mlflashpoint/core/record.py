@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from typing import Any
 
+from mlflashpoint.core.files import seal, unseal
 from mlflashpoint.errors import ShardFormatError
 
 FORMAT_VERSION = 1
@@ -52,17 +52,19 @@ class ShardRecord:
     format_version: int = FORMAT_VERSION
 
     def to_json(self) -> bytes:
-        return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":")).encode()
+        """As its file has it, with a digest of itself."""
+        return seal(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, data: bytes) -> ShardRecord:
-        """Raises ShardFormatError unless ``data`` is exactly one well-formed record of a known format version."""
+        """Raises ShardFormatError unless ``data`` is exactly one intact record of a known format version."""
         if len(data) > _MAX_RECORD_BYTES:
             raise ShardFormatError(f"commit record of {len(data)} bytes exceeds {_MAX_RECORD_BYTES}")
-        try:
-            raw: Any = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise ShardFormatError(f"commit record is not JSON: {error}") from None
+        return cls.from_fields(unseal(data, "commit record"))
+
+    @classmethod
+    def from_fields(cls, raw: Any) -> ShardRecord:
+        """Raises ShardFormatError unless ``raw`` has the fields of a well-formed record of a known format version."""
         fields = {f.name: f.type for f in dataclasses.fields(cls)}
         if not isinstance(raw, dict) or set(raw) != set(fields):
             raise ShardFormatError("commit record has not the fields of a shard record")

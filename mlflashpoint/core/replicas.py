@@ -47,7 +47,7 @@ class Parcel:
         """Raises ReplicationError for malformed bytes, ShardFormatError for a malformed record in them."""
         try:
             raw: Any = json.loads(data)
-            record = ShardRecord.from_json(json.dumps(raw["record"]).encode())
+            record = ShardRecord.from_fields(raw["record"])
             return cls(record, frozenset(Version(int(number), int(step)) for number, step in raw["keep"]))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ReplicationError(f"a shard came with a malformed header: {error}") from None

@@ -7,7 +7,6 @@ written again, last and by rename, when data, digests and index are in place.
 from __future__ import annotations
 
 import dataclasses
-import errno
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,16 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlflashpoint.core.container import replace_file
 from mlflashpoint.core.copying import Schedule
 from mlflashpoint.core.device import Accelerator, Cuda
+from mlflashpoint.core.files import file_error, replace_file
 from mlflashpoint.core.flatten import Flat, flatten
 from mlflashpoint.core.layout import Layout, view_of
 from mlflashpoint.core.record import ShardRecord
 from mlflashpoint.core.shard import MAX_INDEX_BYTES, digest_of, render_plain
 from mlflashpoint.core.slot import Slot
 from mlflashpoint.core.slotfiles import file_of
-from mlflashpoint.errors import ContainerError, StateTypeError, StoreFullError
+from mlflashpoint.errors import StateTypeError, StoreFullError
 
 
 @dataclass(frozen=True)
@@ -230,11 +229,5 @@ def commit_files(slot: Slot, record: ShardRecord, index: bytes) -> None:
         replace_file(file_of(slot.path, "index"), index)
         replace_file(file_of(slot.path, "commit"), record.to_json())
     except OSError as error:
-        kind = StoreFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else ContainerError
-        raise kind(
-            f"the shard can't be committed: {error.strerror}",
-            path=slot.path,
-            step=record.step,
-            remedy="free memory on the store's file system",
-        ) from error
+        raise file_error("the shard can't be committed", error, path=slot.path, step=record.step) from error
     slot.record = record

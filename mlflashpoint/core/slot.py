@@ -13,6 +13,7 @@ import torch
 
 from mlflashpoint.core import mapping
 from mlflashpoint.core.device import Accelerator
+from mlflashpoint.core.files import file_error
 from mlflashpoint.core.layout import Layout, Placed
 from mlflashpoint.core.record import ShardRecord
 from mlflashpoint.core.slotfiles import check_sizes, file_of, read_record
@@ -114,7 +115,7 @@ class Slot:
         try:
             file_of(self.path, "commit").unlink(missing_ok=True)
         except OSError as error:
-            raise ContainerError(f"the slot can't be invalidated: {error.strerror}", path=self.path) from error
+            raise file_error("the slot can't be invalidated", error, path=self.path) from error
         self.record = None
 
     def _mapped(self) -> mapping.Mapping:

@@ -7,8 +7,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlflashpoint.core.files import file_error, read_file
 from mlflashpoint.core.record import ShardRecord
-from mlflashpoint.errors import ContainerError, FlashpointError, ShardFormatError
+from mlflashpoint.errors import FlashpointError, ShardFormatError
 
 _MAX_RECORD_BYTES = 64 << 10
 _NAME = re.compile(r"((slot|replica)-[0-9]{1,9})\.(commit|data)")
@@ -42,7 +43,7 @@ def scan_seat(seat_dir: Path) -> list[SlotInfo]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise ContainerError(f"the seat can't be read: {error.strerror}", path=seat_dir) from error
+        raise file_error("the seat can't be read", error, path=Path(seat_dir)) from error
     found = []
     for name in names:
         path = Path(seat_dir) / name
@@ -66,12 +67,11 @@ def read_record(slot: Path) -> ShardRecord | None:
     """
     file = file_of(slot, "commit")
     try:
-        with open(file, "rb") as stream:
-            data = stream.read(_MAX_RECORD_BYTES + 1)
+        data = read_file(file, _MAX_RECORD_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ContainerError(f"the commit record can't be read: {error.strerror}", path=file) from error
+        raise file_error("the commit record can't be read", error, path=file) from error
     try:
         return ShardRecord.from_json(data)
     except ShardFormatError as error:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mlflashpoint.core.container import MEMORY_KINDS, filesystem_kind
-from mlflashpoint.errors import ContainerError
+from mlflashpoint.core.files import file_error
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -25,7 +25,7 @@ def free_bytes(folder: Path) -> int:
     try:
         status = os.statvfs(folder)
     except OSError as error:
-        raise ContainerError(f"the folder can't be looked at: {error.strerror}", path=folder) from error
+        raise file_error("the folder can't be looked at", error, path=folder) from error
     limits = [status.f_bavail * status.f_frsize] if status.f_blocks else []
     if filesystem_kind(folder) in MEMORY_KINDS:
         limits += [*_machine(Path("/proc/meminfo")), *_groups(_CGROUP, Path("/proc/self/cgroup"))]

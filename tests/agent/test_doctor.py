@@ -90,8 +90,14 @@ def test_the_base_container_has_a_kind_a_size_and_a_verdict(tmp_path: Path) -> N
     assert facts["path"].startswith("/dev/shm/mlflashpoint-") and facts["path"].endswith("/j")
     on_disk = doctor(BOOTSTRAP, MLFLASHPOINT_JOB_ID="j", MLFLASHPOINT_BASE_CONTAINER=str(ROOT / "not" / "there"))
     assert "not on tmpfs" in on_disk["container"]["error"]
+    assert "MLFLASHPOINT_BASE_CONTAINER=" in on_disk["container"]["error"] and "remedy" in on_disk["container"]["error"]
     assert on_disk["container"]["error"] in on_disk["problems"]
     assert not (ROOT / "not").exists()
+
+
+def test_a_container_that_the_store_would_refuse_is_a_problem() -> None:
+    facts = doctor(BOOTSTRAP, MLFLASHPOINT_JOB_ID="j", MLFLASHPOINT_BASE_CONTAINER="/dev/shm")
+    assert any("a folder that users share" in problem for problem in facts["problems"])
 
 
 def test_frameworks_are_judged_by_their_metadata_and_none_is_imported(tmp_path: Path) -> None:

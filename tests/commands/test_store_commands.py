@@ -1,5 +1,6 @@
 """status, verify and clean on containers that real runtimes have made; each command is run as a user runs it."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -73,7 +74,7 @@ def test_status_counts_the_ranks_of_other_nodes_as_missing_here(base, capsys):
     save(base, 5)
     (slot,) = (slot for slot in scan_seat(base / "default" / "seat-0") if slot.record)
     commit = Path(f"{slot.path}.commit")
-    commit.write_text(commit.read_text().replace('"world_size":1', '"world_size":4'))
+    commit.write_bytes(dataclasses.replace(slot.record, world_size=4).to_json())
     _, out, _ = run(capsys, "status", base)
     assert "1/4" in out
     assert "1 of 4 ranks are on this node" in out

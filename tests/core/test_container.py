@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from mlflashpoint.core import container as module
-from mlflashpoint.core.container import filesystem_kind, open_container, read_container, replace_file
+from mlflashpoint.core.container import check_container, filesystem_kind, open_container, read_container
+from mlflashpoint.core.files import replace_file
 from mlflashpoint.errors import ContainerError, ForeignContainerError, SettingError, StoreFullError
 from mlflashpoint.settings import StoreConfig
 
@@ -195,3 +196,27 @@ def test_a_job_id_that_is_no_plain_name_is_a_setting_error(job, shm):
 def test_a_group_that_could_hide_other_files_is_a_setting_error(group):
     with pytest.raises(SettingError):
         module.check_group(group)
+
+
+def test_a_refused_folder_is_not_made(tmp_path):
+    with pytest.raises(ContainerError, match="not on tmpfs"):
+        open_container(StoreConfig(job_id="j", base_container=tmp_path / "new" / "base"))
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_check_says_what_opening_would_say_and_makes_nothing(shm, tmp_path):
+    new = StoreConfig(job_id="j", base_container=shm / "new")
+    check_container(new)
+    assert not (shm / "new").exists()
+    open_container(new)
+    check_container(new)
+    (shm / "file").write_bytes(b"")
+    (shm / "full").mkdir()
+    (shm / "full" / "other").write_bytes(b"")
+    for job, path in [("other", "new"), ("j", "file"), ("j", "full"), ("j", "y" * 300)]:
+        config = StoreConfig(job_id=job, base_container=shm / path)
+        with pytest.raises(ContainerError) as checked:
+            check_container(config)
+        with pytest.raises(ContainerError) as opened:
+            open_container(config)
+        assert str(checked.value) == str(opened.value)

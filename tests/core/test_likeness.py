@@ -5,6 +5,7 @@ from torch.nn import Parameter
 from mlflashpoint.core import likeness
 from mlflashpoint.core.flatten import flatten
 from mlflashpoint.core.likeness import Likeness
+from mlflashpoint.errors import StateTypeError
 
 
 @pytest.fixture(params=["torch's guard", "fact by fact"], autouse=True)
@@ -85,3 +86,11 @@ def test_one_tensor_in_two_places_that_held_two_is_tied():
     shared = torch.ones(3)
     again = flatten([shared, shared], like=like)
     assert again.form is not like and len(again.tensors) == 1
+
+
+def test_a_nested_tensor_is_refused_after_an_ordinary_one_too():
+    like = flatten({"v": torch.ones(3)}).form
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    for form in (like, None):
+        with pytest.raises(StateTypeError, match=r"state\.v: a nested tensor"):
+            flatten({"v": nested}, like=form)

@@ -285,3 +285,32 @@ def test_a_rank_without_tensors_has_a_shard_too(seat):
     with ShardReader.open(arena.slots[0].path) as reader:
         reader.verify()
         assert reader.state() == {"rank": 3, "nothing": {}} == reader.state(into={})
+
+
+def test_tensors_that_share_memory_do_not_take_what_was_stored_with_different_contents(seat):
+    save(seat, {"a": torch.ones(4), "b": torch.arange(4.0)})
+    memory = torch.zeros(6)
+    with ShardReader.open(seat / "slot-0") as reader:
+        reader.state(into={"a": torch.zeros(4), "b": torch.zeros(4)})
+        with pytest.raises(StateMismatchError, match="a and b share memory"):
+            reader.state(into={"a": memory[:4], "b": memory[2:]})
+    assert not memory.any()
+
+
+def test_views_of_one_buffer_are_loaded_when_they_agree(seat):
+    flat = torch.arange(6.0)
+    state = {"flat": flat, "head": flat[:4].view(2, 2), "tail": flat[4:]}
+    save(seat, state)
+    memory = torch.zeros(6)
+    into = {"flat": memory, "head": memory[:4].view(2, 2), "tail": memory[4:]}
+    with ShardReader.open(seat / "slot-0") as reader:
+        reader.state(into=into)
+    assert torch.equal(memory, flat)
+
+
+def test_a_negative_view_is_loaded_into(seat):
+    save(seat, {"w": torch.arange(4.0)})
+    target = torch.zeros(4)._neg_view()
+    with ShardReader.open(seat / "slot-0") as reader:
+        reader.state(into={"w": target})
+    assert torch.equal(target, torch.arange(4.0))

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from mlflashpoint.adapter.pytorch.shards import Shards
-from mlflashpoint.core.container import replace_file
+from mlflashpoint.core.files import replace_file
 from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.errors import ContainerError, FlashpointError
 
