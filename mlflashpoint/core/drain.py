@@ -11,11 +11,15 @@ from pathlib import Path
 from mlflashpoint.core.arena import SlotInfo, scan_seat
 from mlflashpoint.core.draindir import DrainDir
 from mlflashpoint.core.holding import Holding
+from mlflashpoint.core.pipeline import Pipeline
 from mlflashpoint.core.record import ShardRecord
 from mlflashpoint.core.rotation import Version
-from mlflashpoint.errors import FlashpointError
+from mlflashpoint.core.session import Session
+from mlflashpoint.errors import DrainError, FlashpointError
 
 log = logging.getLogger("mlflashpoint.core")
+
+_FLUSH_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,24 @@ class Drained:
 
     steps: tuple[int, ...]
     nbytes: int
+
+
+def drain_rank(session: Session, pipeline: Pipeline) -> Drained:
+    """Drain what a running rank has to where its settings say; blocks no longer than they say.
+
+    Raises:
+        DrainError: there is no directory, or not even one shard could be drained.
+    """
+    target, config = session.drain, session.config
+    if target is None:
+        raise DrainError(
+            "there is nowhere to drain to", setting="MLFLASHPOINT_DRAIN_DIR", remedy="set it to a durable directory"
+        )
+    began = time.monotonic()
+    # What is being committed at this moment may become the newest complete version within the next one.
+    pipeline.flush(min(_FLUSH_S, config.drain_budget_s / 4))
+    left = config.drain_budget_s - (time.monotonic() - began)
+    return drain_seat(session.seat, session.ranks.rank, target, newest=pipeline.newest_complete, budget_s=left)
 
 
 def drain_seat(

@@ -64,7 +64,9 @@ class DrainDir:
         temporary = slot.with_name(f"{slot.name}-tmp-{secrets.token_hex(8)}")
         kinds = {"data": holding.data, "index": memoryview(holding.index), "commit": memoryview(record.to_json())}
         try:
-            slot.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder in (self.path.parent, self.path, slot.parent):
+                folder.mkdir(mode=0o700, exist_ok=True)
             self._check_room(record)
             for kind, content in kinds.items():
                 _write(file_of(temporary, kind), content, deadline)

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import logging
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
@@ -40,6 +41,8 @@ _SHARE = 0.5
 _QUEUE_DEPTH = 4
 #: how long a save may be held up by somebody who still reads what it is about to overwrite; digests tell him then
 _WITHDRAW_S = 2.0
+#: a host name that does not resolve may take many seconds to say so
+_RETRY_S = 30.0
 _NOTHING = ReplicationLag(0, 0, 0.0, 0, 0, 0, 0, "")
 
 
@@ -72,7 +75,8 @@ class Exchange:
         self._replicator: Replicator | None = None
         self._replicas: Replicas | None = None
         self._offered: dict[Path, str] = {}
-        self._error = ""
+        self._problem: FlashpointError | None = None
+        self._retry_at = 0.0
         self._last = self._reported = _NOTHING
         self._closed = False
 
@@ -218,13 +222,15 @@ class Exchange:
             "replicas_failed": lag.failed,
             "replicas_received": lag.received,
             "replicas_refused": lag.refused,
-            "replica_last_error": lag.last_error or self._error,
+            "replica_last_error": lag.last_error or str(self._problem or ""),
         }
 
     def report(self) -> None:
         """Tell ``mlflashpoint status`` how far the replicas are behind, if there is anything new."""
+        if not self.linked or self._session.problem is not None:
+            return
         lag = dataclasses.replace(self.lag(), age_s=0.0)
-        if lag == self._reported or not self.linked or self._session.problem is not None:
+        if lag == self._reported:
             return
         self._reported = lag
         try:
@@ -263,13 +269,15 @@ class Exchange:
             if self._closed:
                 raise ReplicationError("replication is closed", rank=self._rank)
             if self._replicator is None:
+                if self._problem is not None and time.monotonic() < self._retry_at:
+                    raise self._problem
                 try:
                     self._replicator = self._made()
                 except Exception as error:
-                    named = as_flashpoint(error, rank=self._rank, step=-1)
-                    named.step = None
-                    self._error = str(named)
-                    raise named from error
+                    self._problem = as_flashpoint(error, rank=self._rank, step=-1)
+                    self._problem.step = None
+                    self._retry_at = time.monotonic() + _RETRY_S
+                    raise self._problem from error
             return self._replicator
 
     def _made(self) -> Replicator:

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import logging
 import os
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +15,7 @@ from mlflashpoint.core.conversation import Conversation
 from mlflashpoint.core.counters import Counters, Stats
 from mlflashpoint.core.deadline import Deadline
 from mlflashpoint.core.depot import Depot
-from mlflashpoint.core.drain import Drained, drain_seat
+from mlflashpoint.core.drain import Drained, drain_rank
 from mlflashpoint.core.exchange import Exchange
 from mlflashpoint.core.orphans import free_slots
 from mlflashpoint.core.pipeline import Pipeline
@@ -28,7 +27,7 @@ from mlflashpoint.core.registry import Registry
 from mlflashpoint.core.results import Loaded, SaveResult
 from mlflashpoint.core.saves import Saves
 from mlflashpoint.core.session import Session
-from mlflashpoint.errors import DrainError, FlashpointError
+from mlflashpoint.errors import FlashpointError
 from mlflashpoint.settings import StoreConfig
 
 __all__ = ["Loaded", "Recovery", "Runtime", "SaveResult", "close_runtimes", "get_runtime"]
@@ -36,7 +35,6 @@ __all__ = ["Loaded", "Recovery", "Runtime", "SaveResult", "close_runtimes", "get
 log = logging.getLogger("mlflashpoint.core")
 
 _CLOSE_S = 60.0
-_DRAIN_FLUSH_S = 2.0
 
 
 class Runtime:
@@ -89,7 +87,9 @@ class Runtime:
         self._closed = False
         _runtimes.add(self)
         if config.drain_dir is not None:
-            sigterm.on_sigterm(self, functools.partial(_drain, self._session, self._pipeline), config.drain_budget_s)
+            sigterm.on_sigterm(
+                self, functools.partial(drain_rank, self._session, self._pipeline), config.drain_budget_s
+            )
         if self.problem is not None:
             self._counters.failure("no memory store on this rank", self.problem)
             if config.strict:
@@ -288,7 +288,7 @@ class Runtime:
             DrainError: there is no directory, no room in it or no time for even one shard.
         """
         self._check_process()
-        return _drain(self._session, self._pipeline)
+        return drain_rank(self._session, self._pipeline)
 
     def discard(self) -> None:
         """Give up every version that this rank keeps, replicas too, free their memory, and close.
@@ -338,19 +338,6 @@ class Runtime:
                 f"the runtime belongs to process {self._pid}, this one was forked from it",
                 remedy="save and resume in the training process",
             )
-
-
-def _drain(session: Session, pipeline: Pipeline) -> Drained:
-    target, config = session.drain, session.config
-    if target is None:
-        raise DrainError(
-            "there is nowhere to drain to", setting="MLFLASHPOINT_DRAIN_DIR", remedy="set it to a durable directory"
-        )
-    # What is being committed at this moment may become the newest complete version within the next one.
-    began = time.monotonic()
-    pipeline.flush(min(_DRAIN_FLUSH_S, config.drain_budget_s / 4))
-    left = config.drain_budget_s - (time.monotonic() - began)
-    return drain_seat(session.seat, session.ranks.rank, target, newest=pipeline.newest_complete, budget_s=left)
 
 
 _runtimes: Registry[Runtime] = Registry(lambda group: Runtime.from_env(group=group))

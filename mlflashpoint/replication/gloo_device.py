@@ -17,6 +17,7 @@ from mlflashpoint.errors import ReplicationError, SettingError
 INTERFACE_SETTING = "GLOO_SOCKET_IFNAME"
 
 _NICE = 10
+_LOWEST = 19
 
 #: what to do when peers can't reach each other
 REMEDY = f"set {INTERFACE_SETTING} to the network interface by which the nodes reach each other (ip -brief address)"
@@ -34,7 +35,8 @@ def make_background_devices(count: int) -> tuple[list[Any], str]:
 
     def make() -> None:
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+            lower = min(_LOWEST, os.getpriority(os.PRIO_PROCESS, 0) + _NICE)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), lower)
         try:
             made.append(make_devices(count))
         except Exception as error:

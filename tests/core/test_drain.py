@@ -186,9 +186,10 @@ def test_older_drained_versions_go_when_a_newer_one_is_whole(base, tmp_path):
     assert drained(tmp_path) == [(0, 3), (1, 3)]
 
 
-def test_the_drained_files_are_the_memorys_own(base, tmp_path):
+def test_the_drained_files_are_the_memorys_own_and_private(base, tmp_path):
     Life(bodies.save_steps, 1, base, [1]).results()
     assert cli.main(["drain", str(base), "--to", str(tmp_path)]) == 0
+    assert {path.stat().st_mode & 0o077 for path in tmp_path.rglob("*")} == {0}
     (slot,) = (slot for slot in scan_seat(base / "default/seat-0") if slot.record)
     for kind in ("index", "commit"):
         (file,) = tmp_path.rglob(f"rank-0.{kind}")
