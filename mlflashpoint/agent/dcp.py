@@ -12,7 +12,7 @@ from typing import Any
 from mlflashpoint.agent.guard import Call
 from mlflashpoint.agent.patch import Patch
 
-_VERSIONS = ("torch", ">=2.6,<2.15")
+_VERSIONS = ("torch", ">=2.13,<2.15")
 
 
 def _patch(name: str, module: str, target: str, **wrapper: str) -> Patch:

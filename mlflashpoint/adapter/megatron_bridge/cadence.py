@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import logging
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mlflashpoint.adapter.megatron_bridge import job
 from mlflashpoint.adapter.megatron_bridge.names import MANAGER
+from mlflashpoint.adapter.megatron_local.fields import fields_set
 from mlflashpoint.settings import StoreConfig
 
 log = logging.getLogger("mlflashpoint.adapter.megatron_bridge")
@@ -38,19 +37,6 @@ class RecipeYaml:
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         with fields_set(self.config.checkpoint, self.said):
             type(self.config).to_yaml(self.config, *args, **kwargs)
-
-
-@contextlib.contextmanager
-def fields_set(target: Any, values: Mapping[str, Any]) -> Iterator[None]:
-    """Attributes of ``target`` have other values inside, and their own again after it."""
-    before = {name: getattr(target, name) for name in values}
-    try:
-        for name, value in values.items():
-            setattr(target, name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(target, name, value)
 
 
 def prepare(config: Any) -> None:

@@ -57,13 +57,17 @@ def rebuild(state: Any, leaves: Iterator[Any]) -> Any:
     return next(leaves)
 
 
+#: what most leaves are; asking an abstract class whether a tensor is a mapping takes longer than all the rest
+_LEAVES = frozenset({torch.Tensor, torch.nn.Parameter, DTensor, int, float, bool, str, bytes, type(None)})
+
+
 def _walk(value: Any, keys: list[Any], leaves: list[Any]) -> None:
     """Collect keys and leaves in the order in which DCP's flattening meets them."""
     if isinstance(value, Mapping):
         keys.append(len(value))
         for key, entry in value.items():
             keys.append(key)
-            if isinstance(entry, (Mapping, list)):
+            if type(entry) not in _LEAVES and isinstance(entry, (Mapping, list)):
                 _walk(entry, keys, leaves)
             else:
                 leaves.append(entry)

@@ -22,7 +22,7 @@ WORKER = Path(__file__).parent / "worker.py"
 
 @pytest.fixture(scope="module", params=list(RELEASES))
 def job(request, tmp_path_factory):
-    """``(folder of the base containers, reports of the job, reports of its restart on four ranks)``."""
+    """The folder of the base containers, and reports of the job and of its restarts on four, two and three ranks."""
     python, packages = RELEASES[request.param]
     if not python.exists() or not packages.is_dir():
         pytest.skip(f"no environment with megatron-core {request.param}: run tools/envs/megatron.sh and bridge.sh")
@@ -33,7 +33,11 @@ def job(request, tmp_path_factory):
     try:
         saved = launch.launch(WORKER, 2, ["save", base, folder / "durable"], folder / "save", **options)
         again = launch.launch(WORKER, 4, ["look", base, folder / "durable"], folder / "look", **options)
-        yield base, saved, again
+        fewer = [
+            launch.launch(WORKER, ranks, ["fewer", base, folder / "durable"], folder / f"fewer-{ranks}", **options)
+            for ranks in (2, 3)
+        ]
+        yield base, saved, again, *fewer
     finally:
         shutil.rmtree(base, ignore_errors=True)
 
@@ -137,3 +141,22 @@ def test_what_cant_be_resharded_is_refused_naming_both_layouts(said):
         ((kind, text),) = result.values()
         assert kind == "TopologyMismatchError"
         assert "world=2 tp=2" in text and "world=4 tp=1" in text
+
+
+@pytest.mark.parametrize(("start", "ranks"), [(3, 2), (4, 3)])
+def test_what_four_ranks_saved_is_loaded_by_fewer_bit_for_bit(said, start, ranks):
+    found = said("fewer_ranks_and_another_tensor_parallel_size", start)
+    assert len(found) == ranks
+    for result in found:
+        assert result["latest"].endswith("/step-40_ckpt")
+        assert result["differing"] == []
+        assert result["goes_on_equal"]
+        assert result["iteration"] == 40
+
+
+@pytest.mark.parametrize(("start", "layout"), [(3, "world=2 tp=1"), (4, "world=3 tp=1")])
+def test_what_fewer_ranks_cant_load_is_refused_naming_both_layouts(said, start, layout):
+    for result in said("a_sharding_that_fewer_ranks_cant_load", start):
+        ((kind, text),) = result.values()
+        assert kind == "TopologyMismatchError"
+        assert "world=4 tp=2" in text and layout in text

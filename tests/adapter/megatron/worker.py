@@ -313,8 +313,9 @@ def main(what, base, durable):
         dist.barrier()
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def resharded(kind, step, tp):
-        store = MegatronStore.from_env(base_container=f"{base}/{kind}", job_id=kind)
+    def resharded(kind, step, tp, container=None):
+        container = container or kind
+        store = MegatronStore.from_env(base_container=f"{base}/{container}", job_id=container)
         latest = store.latest()
         model, optimizer = build(3, tp)
         loaded = store.load(sharded(model, optimizer, 0, loading=True, kind=kind), latest)
@@ -332,6 +333,23 @@ def main(what, base, durable):
         store.runtime.close()
         return result
 
+    def from_four_ranks(name):
+        """A container of its own for each job that goes on from what four ranks saved, so that none abandons it."""
+        return resharded("fully_reshardable", 40, 1, container=f"four-{name}")
+
+    if what == "fewer":
+
+        @scenario
+        def fewer_ranks_and_another_tensor_parallel_size():
+            return from_four_ranks(world_size)
+
+        @scenario
+        def a_sharding_that_fewer_ranks_cant_load():
+            return failing(lambda: resharded("dp_reshardable", 50, 1, container=f"fixed-{world_size}"))
+
+        dist.barrier()
+        os._exit(0)
+
     @scenario
     def more_data_parallel_ranks():
         return resharded("dp_reshardable", 20, 2)
@@ -344,8 +362,23 @@ def main(what, base, durable):
     def what_cant_be_resharded():
         return failing(lambda: resharded("dp_reshardable", 20, 1))
 
+    @scenario
+    def four_ranks_save():
+        model, optimizer = build(1, 2)
+        train(model, optimizer, 2)
+        for kind, step, containers in (
+            ("fully_reshardable", 40, ("four-2", "four-3")),
+            ("dp_reshardable", 50, ("fixed-2", "fixed-3")),
+        ):
+            save_durably(sharded(model, optimizer, step, kind=kind), step, kind)
+            for container in containers:
+                target = MegatronStore.from_env(base_container=f"{base}/{container}", job_id=container)
+                target.save(sharded(model, optimizer, step, kind=kind), step, async_save=False)
+                target.runtime.flush()
+        return {"saved": True}
+
     dist.barrier()
-    os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

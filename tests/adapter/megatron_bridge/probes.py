@@ -69,7 +69,7 @@ def there_and_back(request: dict[str, Any]) -> dict[str, Any]:
     from megatron.core.dist_checkpointing.tensor_aware_state_dict import MCoreTensorAwareStateDict
     from megatron.core.rerun_state_machine import RerunMode
 
-    from mlflashpoint.adapter.megatron_bridge import tensor_aware
+    from mlflashpoint.adapter.megatron_local import tensor_aware
     from mlflashpoint.core.state import flatten, unflatten
 
     weight = torch.nn.Parameter(torch.arange(12.0).reshape(3, 4))
@@ -89,7 +89,7 @@ def there_and_back(request: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "layer_wise_optimizer_1.pt").write_bytes(b"x" * 10_000)
-        shard = tensor_aware.BridgeShard(MCoreTensorAwareStateDict(common, sharded), folder)
+        shard = tensor_aware.LocalShard(MCoreTensorAwareStateDict(common, sharded), folder)
         flat = flatten(shard)
         before = [tensor.detach().clone() for tensor in flat.tensors]
         (folder / "layer_wise_optimizer_1.pt").write_bytes(b"of a later step")
@@ -116,20 +116,20 @@ def _but_data(tensor: Any) -> dict[str, Any]:
 
 
 def unlike_parameters(request: dict[str, Any]) -> dict[str, Any]:
-    """What ``layout.unlike`` says of a model whose parameters hold what was given, but for one."""
+    """What ``parameters.unlike`` says of a model whose parameters hold what was given, but for one."""
     import torch
 
-    from mlflashpoint.adapter.megatron_bridge import layout
+    from mlflashpoint.adapter.megatron_local import parameters
 
     model = torch.nn.Linear(2, 2)
     with torch.no_grad():
         model.bias[0] = float("nan")
     given = {"model": {name: value.detach().clone() for name, value in model.named_parameters()}}
-    same = layout.unlike(given, [model])
+    same = parameters.unlike(given, [model])
     given["model"]["weight"][0, 0] += 1
-    changed = layout.unlike(given, [model])
+    changed = parameters.unlike(given, [model])
     del given["model"]["bias"]
-    return {"same": same, "changed": changed, "missing": layout.unlike(given, [model])}
+    return {"same": same, "changed": changed, "missing": parameters.unlike(given, [model])}
 
 
 def without_nvrx(request: dict[str, Any]) -> dict[str, Any]:

@@ -27,9 +27,13 @@ _WAIT_S = 30.0
 
 
 def before_parting(group: Any) -> None:
-    """Before ``destroy_process_group(group)``."""
-    if dist.is_initialized() and group in (None, dist.group.WORLD):
+    """Before ``destroy_process_group(group)``; in the wake of an exception nothing is written."""
+    if not dist.is_initialized() or group not in (None, dist.group.WORLD):
+        return
+    if sys.exc_info()[0] is None:
         finish()
+    else:
+        forget_streams()
 
 
 def finish() -> None:

@@ -33,7 +33,7 @@ def load(original: Original, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
         log.debug("a load is left alone: %s", asked)
         return original()
     versions = _find(stream)
-    verdict = stream.tell(_judge(stream, asked.path, versions) if stream.runtime.rank == 0 else None)
+    verdict = stream.tell(_verdict(stream, asked.path, versions) if stream.runtime.rank == 0 else None)
     source, durable, since, note = verdict["source"], verdict["durable"], verdict["since"], verdict["note"]
     if source == "lost":
         error = NoVersionError(
@@ -77,6 +77,15 @@ def _find(stream: Stream) -> Versions:
         # Raised on every rank.
         log.error("memory can't be asked for a version: %s", error)
         return {}
+
+
+def _verdict(stream: Stream, path: Path, versions: Versions) -> dict[str, Any]:
+    """``_judge``; a fault in it leaves the load to the disk, for the other ranks wait for an answer."""
+    try:
+        return _judge(stream, path, versions)
+    except Exception as error:
+        log.error("%s is loaded from disk: %s", path, error, exc_info=True)
+        return {"source": "disk", "durable": "", "since": 0, "note": "on disk"}
 
 
 def _judge(stream: Stream, path: Path, versions: Versions) -> dict[str, Any]:

@@ -215,7 +215,7 @@ def stream_of(pattern: str, alone: bool) -> Stream | None:
     """
     if pattern in _streams:
         return _streams[pattern]
-    if sum(stream is not None for stream in _streams.values()) >= _MOST:
+    if sum(stream.has_saved for stream in open_streams()) >= _MOST:
         log.warning("checkpoints %s are left alone: the script has %d lines of them already", pattern, _MOST)
         _streams[pattern] = None
         return None

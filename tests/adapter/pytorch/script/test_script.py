@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.adapter.pytorch.launch import ROOT
 from tests.adapter.pytorch.script.jobs import Job, resumed_as
 
 pytestmark = pytest.mark.multiprocess
@@ -43,6 +44,18 @@ def content(folder):
 
 def is_memory_only(folder):
     return (folder / "mlflashpoint.json").exists()
+
+
+def test_the_newest_torch(job):
+    """Another release of torch, with the Python that the Megatron Bridge tests use."""
+    python = ROOT / ".envs" / "bridge" / "bin" / "python"
+    if not python.exists():
+        pytest.skip("no environment with another torch: run tools/envs/bridge.sh")
+    one = job(python=python, DCP_MODE="replace", DCP_DURABLE_EVERY_N_SAVES="3")
+    unbroken = one.start("--steps", 6, "--every", 100, agent=False)
+    one.start("--save", "process", "--steps", 6, "--die-after", 5, fails=True)
+    assert is_memory_only(one.checkpoints / "step-5")
+    assert resumed_as(unbroken, one.start("--save", "process", "--steps", 6)) == 5
 
 
 @pytest.mark.parametrize("kind", ["fsdp", "ddp"])

@@ -1,9 +1,10 @@
 """What a Megatron state holds beside plain data and tensors, and how each of it is stored without pickle.
 
-Found by looking at Bridge's local state dicts on 0.4.2, 0.5.1 and 0.6.2: ``ShardedTensor`` and ``ShardedObject`` carry
-the model, the optimizer and the RNG states; all the rest is what the core stores anyway (plain data, tensors, numpy
-arrays, byte buffers, dictionaries with numbers and tuples of dtypes as keys). Factories are expanded and non-persistent
-objects taken out before a checkpoint manager sees the state. A pending rerun adds enumerations of Megatron-Core.
+Found by looking at the local state dicts of Megatron Bridge 0.4.2, 0.5.1 and 0.6.2: ``ShardedTensor`` and
+``ShardedObject`` carry the model, the optimizer and the RNG states; all the rest is what the core stores anyway (plain
+data, tensors, numpy arrays, byte buffers, dictionaries with numbers and tuples of dtypes as keys). Factories are
+expanded and non-persistent objects taken out before a checkpoint manager sees the state. A pending rerun adds
+enumerations of Megatron-Core.
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ def register() -> None:
     if _registered:
         return
     mapping = importlib.import_module(_MAPPING)
-    register_leaf("megatron_bridge.ShardedTensor", mapping.ShardedTensor, _take_tensor, _make_tensor)
-    register_leaf("megatron_bridge.ShardedObject", mapping.ShardedObject, _take_object, _make_object)
-    register_leaf("megatron_bridge.DeviceTensor", DeviceTensor, lambda it: [it.device, it.tensor], _to_device)
+    register_leaf("megatron.ShardedTensor", mapping.ShardedTensor, _take_tensor, _make_tensor)
+    register_leaf("megatron.ShardedObject", mapping.ShardedObject, _take_object, _make_object)
+    register_leaf("megatron.DeviceTensor", DeviceTensor, lambda it: [it.device, it.tensor], _to_device)
     rerun = importlib.import_module("megatron.core.rerun_state_machine")
     for name, cls in vars(rerun).items():
         if isinstance(cls, type) and issubclass(cls, enum.Enum) and cls.__module__ == rerun.__name__:
-            register_leaf(f"megatron_bridge.{name}", cls, _value_of, cls)
+            register_leaf(f"megatron.{name}", cls, _value_of, cls)
     _registered = True
 
 

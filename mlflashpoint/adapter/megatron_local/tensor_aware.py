@@ -1,7 +1,7 @@
-"""Bridge's tensor-aware state dict to a state of the store and back.
+"""Megatron's tensor-aware state dict to a state of the store and back.
 
-``MCoreTensorAwareStateDict`` is what Bridge hands to a local checkpoint manager, and what it wants back. It consists of
-a common part and of a sharded part.
+``MCoreTensorAwareStateDict`` is what a Megatron loop hands to a local checkpoint manager, and what it wants back. It
+consists of a common part and of a sharded part.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlflashpoint.adapter.megatron_bridge import leaves
+from mlflashpoint.adapter.megatron_local import leaves
 from mlflashpoint.core.state import register_leaf
 from mlflashpoint.errors import StateMismatchError
 
@@ -22,12 +22,12 @@ SIDE_FILES = "layer_wise_optimizer_*.pt"
 
 
 @dataclass(frozen=True)
-class BridgeShard:
+class LocalShard:
     """What one rank saves: taken apart while the store stages it, so that a fault in it is a failed save.
 
     Attributes:
         tasd: from ``MCoreTensorAwareStateDict.from_state_dict``; its tensors are the live ones.
-        folder: the rank's local checkpoint folder; files that Bridge has put there become part of the shard.
+        folder: the rank's local checkpoint folder; files that the loop has put there become part of the shard.
     """
 
     tasd: Any
@@ -37,10 +37,10 @@ class BridgeShard:
 def register() -> None:
     """Enter what a shard consists of into the core's allow-list; imports Megatron-Core."""
     leaves.register()
-    register_leaf("megatron_bridge.BridgeShard", BridgeShard, _take_apart, lambda state: state)
+    register_leaf("megatron.LocalShard", LocalShard, _take_apart, lambda state: state)
 
 
-def _take_apart(shard: BridgeShard) -> dict[str, Any]:
+def _take_apart(shard: LocalShard) -> dict[str, Any]:
     return {
         "common": leaves.with_devices(shard.tasd.common),
         "sharded": shard.tasd.sharded_state_dict,
@@ -49,13 +49,15 @@ def _take_apart(shard: BridgeShard) -> dict[str, Any]:
 
 
 def put_together(state: Any, folder: Path) -> Any:
-    """A tensor-aware state dict that Bridge can load from; puts the files back where Bridge looks for them.
+    """A tensor-aware state dict that the loop can load from; puts the files back where it looks for them.
 
     Raises:
-        StateMismatchError: the state is not one of a ``BridgeShard``.
+        StateMismatchError: the state is not one of a ``LocalShard``.
     """
     if not isinstance(state, dict) or set(state) != {"common", "sharded", "files"}:
-        raise StateMismatchError("the stored state is not Megatron Bridge's", remedy="give each job its own job id")
+        raise StateMismatchError(
+            "the stored state is no local checkpoint of Megatron's", remedy="give each job its own job id"
+        )
     for name, data in state["files"].items():
         if not Path(name).match(SIDE_FILES) or Path(name).name != name:
             raise StateMismatchError(f"the stored state holds an unknown file {name!r}")
@@ -100,7 +102,7 @@ def _recording() -> type:
         def to_state_dict(self, *args: Any, **kwargs: Any) -> Any:
             result = super().to_state_dict(*args, **kwargs)
             if isinstance(result, dict):
-                # A copy of the upper two levels: Bridge takes entries out of them while it loads.
+                # A copy of the upper two levels: the loop takes entries out of them while it loads.
                 self.given = {name: dict(part) for name, part in result.items() if is_model_section(name)}
             return result
 
