@@ -408,7 +408,7 @@ class Opaque:
         (torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8), "quint8.*int_repr"),
         (torch.empty(3, device="meta"), "meta"),
         (torch.zeros(4, dtype=torch.uint8).view(torch.int4), "int4"),
-        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "memory"),
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "components"),
         (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "register_leaf"),
         (torch.nn.parameter.UninitializedParameter(), "register_leaf"),
         (torch.ones(2, 2).to_mkldnn(), "mkldnn"),
