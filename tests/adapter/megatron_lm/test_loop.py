@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -46,17 +46,25 @@ class Job:
         self.durable = folder / "durable"
         self.log = ""
 
-    def start(self, *arguments: object, stop_after: int = 0, agent: str | None = "1", every: int | None = 2) -> Start:
+    def start(
+        self,
+        *arguments: object,
+        stop_after: int = 0,
+        agent: str | None = "1",
+        every: int = 2,
+        recipe: Sequence[str] = RECIPE,
+    ) -> Start:
         """Run to the end, or until every rank kills itself after a step."""
         record = self.folder / f"record-{uuid.uuid4().hex}."
-        settings = {"JOB_ID": "megatron-lm", "BASE_CONTAINER": self.memory, "REPLICAS": 0, "DEADLINE_S": 60}
-        if every is not None:
-            settings["SAVE_EVERY_N_STEPS"] = every
+        settings = {
+            **{"JOB_ID": "megatron-lm", "BASE_CONTAINER": self.memory, "REPLICAS": 0, "DEADLINE_S": 60},
+            "SAVE_EVERY_N_STEPS": every,
+        }
         added = {f"MLFLASHPOINT_{name}": str(value) for name, value in settings.items()}
         if agent is not None:
             added["MLFLASHPOINT_ENABLED"] = agent
         launcher = torchrun()
-        command = [*launcher, Path(__file__).parent / "train.py", stop_after, *RECIPE, *arguments]
+        command = [*launcher, Path(__file__).parent / "train.py", stop_after, *recipe, *arguments]
         if agent is not None:
             command[1:1] = ["-m", "mlflashpoint.run"]
         with open(self.folder / "log", "w+") as log:
@@ -180,18 +188,19 @@ def test_a_layout_that_does_not_fit_is_named_and_not_used(job: Job) -> None:
     job.start(*folders(job), stop_after=4)
     second = job.start(*folders(job), "--tensor-model-parallel-size", 2)
     assert second.began == {0}
-    assert "saved with tp=1, the job now has tp=2" in job.log
+    assert "saved with tp=1 etp=1, the job now has tp=2 etp=2" in job.log
 
 
 def test_durable_checkpoints_are_the_same_with_us_and_without(job: Job) -> None:
     found = []
-    for agent, every in ((None, None), ("0", 2), ("1", 3)):
-        start = job.start(*folders(job, 2), agent=agent, every=every)
+    # The distributed optimizer's buckets are padded with what happens to lie in memory: no two runs save the same.
+    recipe = [argument for argument in RECIPE if argument != "--use-distributed-optimizer"]
+    for agent in (None, "0", "1"):
+        start = job.start(*folders(job, 3), agent=agent, recipe=recipe)
         steps = [[_but_torch(event) for event in start.of(rank, "step")] for rank in range(RANKS)]
         found.append((steps, _contents(job.durable)))
         shutil.rmtree(job.durable)
-        if agent != "1":
-            assert not job.memory.exists()
+        assert job.memory.exists() == (agent == "1")
     assert found[0] == found[1]
     assert found[0] == found[2]
 
