@@ -79,12 +79,13 @@ def hold_slowly(me, slow, seconds):
         replicas.Replicas.commit = lambda *args: (time.sleep(seconds), commit(*args))[1]
     runtime = me.runtime()
     resume(me, runtime)
-    results, lags, told = [], [], []
+    results, lags, told, complete = [], [], [], []
     for step in range(1, 6):
         me.meet(f"step-{step}")
         results.append(runtime.save(state(step, me.rank), step=step))
         time.sleep(0.2)
         lags.append(runtime.stats()["replica_age_s"])
+        complete.append(runtime.stats()["last_complete_step"])
         told.append(lagfile.SeatLag.read(me.base / "default" / f"seat-{me.local_rank}"))
     runtime.flush()
     me.meet("end")
@@ -97,6 +98,7 @@ def hold_slowly(me, slow, seconds):
         "skipped": [result.skipped for result in results],
         "blocking": [result.blocking_s for result in results],
         "lags": lags,
+        "complete": complete,
         "on_their_way": [lag is not None and lag.since_s > 0 for lag in told],
         "final": final.ok,
         "stats": runtime.stats(),
