@@ -82,7 +82,9 @@ def flatten(state: Any, like: Form | None = None) -> Flat:
         StateTypeError: it holds something else, or a tensor without data of its own, or contains itself, or is nested
             more than 1,000 deep, or changed meanwhile. Names the place.
     """
-    return _Walk().take(state, like)
+    if like is None or like.has_entries:
+        return _Walk().take(state, like)
+    return _Walk().take_trusting(state, like) or _Walk().take(state, None)
 
 
 class _Walk:
@@ -110,7 +112,16 @@ class _Walk:
         except RuntimeError as error:
             raise self._culprit(error) from error
 
-    def _run(self, state: Any) -> None:
+    def take_trusting(self, state: Any, like: Form) -> Flat | None:
+        """The state, if it has that form, which has no entries; None for any other, and for one that can't be taken."""
+        try:
+            # Whether a tensor is strided is not asked one by one: one that is not has no address, or is not alike.
+            self._run(state, trusting=True)
+            return self._matching(like)
+        except Exception:
+            return None
+
+    def _run(self, state: Any, *, trusting: bool = False) -> None:
         tokens, values, leaves = self.tokens, self.values, self.leaves
         strided = torch.strided
         stack: list[Iterator[Any]] = [iter((state,))]
@@ -119,7 +130,7 @@ class _Walk:
         while stack:
             for item in stack[-1]:
                 kind = type(item)
-                if (kind is Tensor or kind is Parameter) and item.layout is strided:
+                if (kind is Tensor or kind is Parameter) and (trusting or item.layout is strided):
                     tokens.append(kind)
                     leaves.append(item)
                     continue
@@ -165,17 +176,14 @@ class _Walk:
         )
 
     def _flat(self, like: Form | None) -> Flat:
-        kinds = key_kinds(self.keys)
-        addresses = list(map(Tensor.data_ptr, self.leaves))
-        if like is not None and (like.tokens, like.keys, like.key_kinds) == (self.tokens, self.keys, kinds):
-            flat = self._again(like, addresses)
-            if flat is not None:
-                return flat
-        return self._anew(kinds, addresses)
+        return (None if like is None else self._matching(like)) or self._anew()
 
-    def _again(self, like: Form, addresses: list[int]) -> Flat | None:
-        """The state in the form that it had before, if it still has it; its structure is the same."""
+    def _matching(self, like: Form) -> Flat | None:
+        """The state in the form that it had before, if it still has it."""
+        if (like.tokens, like.keys, like.key_kinds) != (self.tokens, self.keys, key_kinds(self.keys)):
+            return None
         leaves, nodes = self.leaves, like.nodes
+        addresses = list(map(Tensor.data_ptr, leaves))
         once = leaves if len(nodes) == len(leaves) else [leaves[node] for node in nodes]
         if not like.likeness.holds(once) and not self._facts_equal(like):
             return None
@@ -197,14 +205,16 @@ class _Walk:
         dtypes, contiguous = list(map(_dtype, leaves)), list(map(Tensor.is_contiguous, leaves))
         return (
             (like.dtypes, like.contiguous) == (dtypes, contiguous)
+            and all(tensor.layout is torch.strided for tensor in leaves)
             and like.shapes == list(map(_shape, leaves))
             and like.grads == list(map(_grad, leaves))
             and like.flipped == flips_of(leaves, dtypes)
             and like.strides == strides_of(leaves, contiguous)
         )
 
-    def _anew(self, kinds: list[Any], addresses: list[int]) -> Flat:
+    def _anew(self) -> Flat:
         leaves = self.leaves
+        addresses = list(map(Tensor.data_ptr, leaves))
         devices, dtypes = list(map(_device, leaves)), list(map(_dtype, leaves))
         if not DTYPE_NAMES.keys() >= set(dtypes) or any(device.type == "meta" for device in set(devices)):
             raise self._culprit()
@@ -216,7 +226,7 @@ class _Walk:
         form = Form(
             tokens=self.tokens,
             keys=self.keys,
-            key_kinds=kinds,
+            key_kinds=key_kinds(self.keys),
             shapes=list(map(_shape, leaves)),
             dtypes=dtypes,
             grads=list(map(_grad, leaves)),

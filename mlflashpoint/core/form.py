@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mlflashpoint.core.likeness import Likeness
+from mlflashpoint.core.skeleton import Entry
 
 _COMPLEX = {torch.complex32, torch.complex64, torch.complex128}
 
@@ -48,6 +49,11 @@ class Form:
     nodes: list[int]
     crowds: dict[int, Any]
     likeness: Likeness
+
+    @functools.cached_property
+    def has_entries(self) -> bool:
+        """Whether it holds what is on the allow-list; sparse tensors are on it."""
+        return any(type(token) is Entry for token in self.tokens)
 
     @functools.cached_property
     def on_host(self) -> bool:

@@ -1,5 +1,7 @@
 """Makes the nodes that a test asks for, and removes them however it ends."""
 
+import os
+
 import pytest
 
 from tests.replication_nodes.cluster import Cluster, why_not
@@ -9,6 +11,7 @@ from tests.replication_nodes.cluster import Cluster, why_not
 def nodes_allowed():
     reason = why_not()
     if reason:
+        assert not os.environ.get("REQUIRE_NETNS"), reason
         pytest.skip(f"NOT RUN: tests on real nodes need network namespaces, and {reason}")
 
 
