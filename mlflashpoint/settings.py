@@ -151,7 +151,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob("nemo_rl_durable_every_n_saves", 10, _integer(1), "in replace mode every Nth durable save stays durable"),
     Knob(
         "dcp_mode",
-        "augment",
+        "off",
         _choice("augment", "replace", "off"),
         "what plain torch.distributed.checkpoint saves become",
     ),

@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("base", nargs="?", metavar="BASE", help="base container; by default what the settings name")
     parser.add_argument("--to", required=True, type=Path, metavar="DIR", help="directory that all nodes see")
-    parser.add_argument("--budget", type=float, default=_LONGEST_S, metavar="S", help="longest time in seconds")
+    parser.add_argument("--budget", type=_seconds, default=_LONGEST_S, metavar="S", help="longest time in seconds")
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
     options = parser.parse_args(argv)
 
@@ -50,6 +50,13 @@ def main(argv: list[str]) -> int:
         return 0
 
     return reported("drain", drain)
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds above 0")
+    return value
 
 
 def _wanted(inventory: Inventory) -> Iterable[Version]:

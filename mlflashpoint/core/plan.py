@@ -86,7 +86,7 @@ def plan_recovery(
         world_size: ranks of the job now.
         placement: rank of the job now -> identity of its node's memory container.
         durable_step: newest step in durable storage; memory is used only if it is not older.
-        excluded: ``(node, slot)`` of copies known to be bad.
+        excluded: ``(node, slot)`` of copies that are bad, or could not be fetched.
         lineage: the starts of the job that any node knows of.
         group: the group of ranks to recover.
         topology: layout that a version must have to be loaded as it is; None accepts each.
@@ -204,7 +204,7 @@ def _incomplete(key: VersionKey, ranks: _Ranks, bad: int, needed_at: Mapping[int
     """
     missing = [rank for rank in range(key.world_size) if rank not in ranks]
     if missing:
-        suffix = f" ({bad} {'copy' if bad == 1 else 'copies'} known to be bad)" if bad else ""
+        suffix = f" ({bad} {'copy' if bad == 1 else 'copies'} bad or out of reach)" if bad else ""
         return f"no copy of the shards of {_some(missing)}{suffix}"
     if needed_at is None:
         return None

@@ -86,7 +86,10 @@ class Planner:
             if version.world_size != len(self._members):
                 talk.post_many({f"duty/{rank}": shards for rank, shards in _duties(plan.sources).items()})
         for skipped in plan.skipped[:_SHOWN]:
-            log.info("passed over step %d of incarnation %d: %s", skipped.step, skipped.incarnation, skipped.reason)
+            # One that was tried in vain is given up for good, so the operator has to hear of it.
+            level = logging.WARNING if self._bad else logging.INFO
+            text = "passed over step %d of incarnation %d: %s"
+            log.log(level, text, skipped.step, skipped.incarnation, skipped.reason)
         log.info("recovery: %s", reason)
         talk.post(
             "header",

@@ -121,7 +121,9 @@ def size_up(job: Job, *, failures: int) -> Sizing:
 
     most_kept = _most_kept_on_a_node(replica_map, job)
     slot = math.ceil(job.bytes_per_rank / SLOT_GRAIN) * SLOT_GRAIN
-    memory = slots_needed(job.keep_versions) * slot * (job.ranks_per_node + most_kept)
+    slots = slots_needed(job.keep_versions)
+    # A restart that gives ranks other nodes has to keep an owner's replicas beside those of the one before.
+    memory = slot * (slots * job.ranks_per_node + (slots + 1) * most_kept)
     if memory > job.tmpfs_bytes:
         warnings.append("the store does not fit: keep fewer versions or replicas, or give tmpfs more memory")
 

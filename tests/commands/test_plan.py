@@ -29,7 +29,7 @@ def test_text_answers_every_question(capsys):
     assert run("--nodes-per-domain", "8", "--durable-every-n-steps", "500", "--blocking-seconds", "2") == 0
     text = capsys.readouterr().out
     for part in (
-        "640.00 GiB of 1.00 TiB (62%): fits",
+        "800.00 GiB of 1.00 TiB (78%): fits",
         "replication",
         "Young/Daly",
         "lost per failure",
@@ -45,7 +45,7 @@ def test_json_has_the_same_numbers_in_bytes_and_seconds(capsys):
     assert run("--json", "--save-every-n-steps", "10") == 0
     answer = json.loads(capsys.readouterr().out)
     plan = answer["plan"]
-    assert plan["memory_bytes"] == 640 * 2**30 and plan["fits"] is True and plan["interval_steps"] == 10
+    assert plan["memory_bytes"] == 800 * 2**30 and plan["fits"] is True and plan["interval_steps"] == 10
     assert plan["node_loss"]["1"]["probability"] == 0 < plan["node_loss"]["2"]["probability"] < 0.02
     assert answer["job"]["nodes"] == 128 and answer["blocking_assumed"] is True
 

@@ -115,7 +115,7 @@ def test_a_bad_copy_is_passed_over_for_the_next_and_then_for_the_next_older_vers
     assert (plan.step, plan.sources[1]) == (8, (replica,))
     plan = plan_recovery(copies, 2, placement=PLACE, excluded=bad | {(replica.node, replica.slot)})
     assert plan.step == 7
-    assert reasons(plan)[1, 8] == "no copy of the shards of rank 1 (2 copies known to be bad)"
+    assert reasons(plan)[1, 8] == "no copy of the shards of rank 1 (2 copies bad or out of reach)"
 
 
 def test_another_world_size_is_reported_for_resharding_and_not_loaded():

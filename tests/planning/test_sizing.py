@@ -30,12 +30,12 @@ def plan(**changes):
 
 
 def test_memory_counts_every_slot_of_own_shards_and_replicas():
-    assert plan().memory_bytes == 2 * 8 * 10 * GIB * 2 and plan().fits
-    assert plan(replicas=2).memory_bytes == 2 * 8 * 10 * GIB * 3 and not plan(replicas=2).fits
-    assert plan(keep_versions=3).memory_bytes == 3 * 8 * 10 * GIB * 2
+    assert plan().memory_bytes == (2 + 3) * 8 * 10 * GIB and plan().fits
+    assert plan(replicas=2).memory_bytes == (2 + 2 * 3) * 8 * 10 * GIB and not plan(replicas=2).fits
+    assert plan(keep_versions=3).memory_bytes == (3 + 4) * 8 * 10 * GIB
     # one version cannot be kept in less than two slots: one protected, one to write
     assert plan(keep_versions=1).memory_bytes == plan(keep_versions=2).memory_bytes
-    assert plan(bytes_per_rank=1).memory_bytes == 2 * 8 * SLOT_GRAIN * 2
+    assert plan(bytes_per_rank=1).memory_bytes == (2 + 3) * 8 * SLOT_GRAIN
 
 
 def test_slots_are_rounded_as_the_store_rounds_them():
@@ -47,7 +47,7 @@ def test_replication_is_timed_for_the_busiest_node():
     # two racks of unequal size: the nodes of the small one take in the shards of all others
     lopsided = plan(nodes=6, nodes_per_domain=4)
     assert math.isclose(lopsided.replication_s, 2 * 8 * 10 * GIB / 20e9)
-    assert lopsided.memory_bytes == 2 * 10 * GIB * (8 + 16)
+    assert lopsided.memory_bytes == 10 * GIB * (2 * 8 + 3 * 16)
     assert plan(replicas=0).replication_s == 0
 
 

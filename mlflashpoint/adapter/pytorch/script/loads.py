@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from mlflashpoint.adapter.pytorch.script import marker
 from mlflashpoint.adapter.pytorch.script.calls import pattern_of, request
-from mlflashpoint.adapter.pytorch.script.saves import Original
+from mlflashpoint.adapter.pytorch.script.saves import Original, setting
 from mlflashpoint.adapter.pytorch.script.stream import Stream, stream_of
 from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.errors import FlashpointError, NoVersionError
@@ -97,8 +97,12 @@ def _judge(stream: Stream, path: Path, versions: Versions) -> dict[str, Any]:
     version = versions.get(path)
     if identity is not None:
         number = stream.journal.number_of(identity)
-        newer = version is not None and number is not None and version.step is not None and number <= version.step
-        return {"source": "memory" if newer else "disk", "durable": str(path), "since": 0, "note": "on disk"}
+        step = None if version is None else version.step
+        # A script may have put an older checkpoint back under this name. Unless the newer one may be in memory alone,
+        # what is on disk is what it wants.
+        newest = number == step if setting("dcp_mode") != "replace" else number is not None and number <= (step or 0)
+        ours = step is not None and newest
+        return {"source": "memory" if ours else "disk", "durable": str(path), "since": 0, "note": "on disk"}
     durable, since = (mark.last_durable, mark.since_durable) if mark is not None else ("", 0)
     if version is not None:
         return {"source": "memory", "durable": durable, "since": since, "note": ""}

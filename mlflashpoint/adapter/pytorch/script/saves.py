@@ -105,6 +105,10 @@ def _to_memory_alone(stream: Stream, asked: Request, state: Mapping[str, Any]) -
                 marker.erase(asked.path)
         return None
     importlib.import_module(_ENDING)
+    if stream.newest_is_memory is None and stream.runtime.rank == 0:
+        log.warning(
+            "MLFLASHPOINT_DCP_MODE=replace is experimental: see its limits in docs/pytorch-dcp.md before relying on it"
+        )
     stream.since_durable += 1
     stream.newest_is_memory = asked.path
     log.info("%s is in memory only, %d. since the durable %s", asked.path, stream.since_durable, stream.last_durable)

@@ -1,5 +1,12 @@
 """A script in plain PyTorch under the agent, started by torchrun, killed with SIGKILL and started again."""
 
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
 import pytest
 
 from tests.adapter.pytorch.launch import ROOT
@@ -177,3 +184,39 @@ def test_calls_from_frameworks_and_groups_of_their_own_are_left_alone(job):
     one.start("--foreign")
     assert not any(is_memory_only(path) for path in one.checkpoints.iterdir())
     assert not list(one.memory.rglob("*.commit")) and 'kind": "memory' not in one.log
+
+
+ROLLBACK = """
+import shutil, sys, torch, torch.distributed.checkpoint as dcp
+from pathlib import Path
+folder, best = Path(sys.argv[1]) / "checkpoint", Path(sys.argv[1]) / "best"
+state = {"w": torch.zeros(4), "step": 0}
+for step in range(1, 6):
+    state["step"] = step
+    state["w"] += 1
+    dcp.save(state, checkpoint_id=folder)
+    if step == 2:
+        shutil.copytree(folder, best)
+shutil.rmtree(folder)
+shutil.copytree(best, folder)
+dcp.load(state, checkpoint_id=folder)
+assert state["step"] == 2 and state["w"].tolist() == [2.0] * 4, state
+"""
+
+
+def test_a_script_that_puts_an_older_checkpoint_back_loads_that_one(tmp_path):
+    base = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="mlf-test-"))
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "MLFLASHPOINT_JOB_ID": "rollback",
+        "MLFLASHPOINT_BASE_CONTAINER": str(base / "container"),
+        "MLFLASHPOINT_DCP_MODE": "augment",
+    }
+    command = [sys.executable, "-W", "ignore", "-m", "mlflashpoint.run", "-c", ROLLBACK, str(tmp_path)]
+    try:
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+        held = any(base.rglob("*.commit"))
+    finally:
+        shutil.rmtree(base)
+    assert done.returncode == 0 and held, done.stderr
