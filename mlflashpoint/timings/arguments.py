@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -115,7 +116,7 @@ def different_files(paths: Sequence[Path | None]) -> None:
     for path in paths:
         if path is None:
             continue
-        resolved = path.resolve()
+        resolved = os.path.realpath(path)
         if resolved in seen:
             raise TimingsError("the same file is named twice", path=path)
         seen.add(resolved)
