@@ -14,7 +14,7 @@ from mlflashpoint.errors import FlashpointError, TimingsError
 from mlflashpoint.timings import arguments as shared
 from mlflashpoint.timings.arms import Arm, Run, environment, plan, token
 from mlflashpoint.timings.experiment import Experiment, Outcome
-from mlflashpoint.timings.processes import Interrupted, interruptible
+from mlflashpoint.timings.signals import Interrupted, interruptible, rearm
 
 _HELP = """\
 Runs one launch command once per arm and repeat, each time with the arm's environment variables, keeps the logs apart,
@@ -30,7 +30,7 @@ resumes from its save folder, give each run another one. {run}, {arm} and {repea
 values become baseline-r1, baseline and 1.
 
 exit codes: 0 done; 1 a run failed or logged no timings; 2 an argument can't be used, and nothing was run;
-3 done, and the control invalidates the comparison; 130 or 143 interrupted, what was done is in the output folder.
+3 done, and the control invalidates the comparison; 129, 130 or 143 interrupted, what was done is in the output folder.
 """
 
 
@@ -86,6 +86,7 @@ def _run_all(
         except Interrupted as signal:
             sys.stderr.write(f"mlflashpoint ab: interrupted ({signal}) in {run.name}; comparing what is done\n")
             code = 128 + signal.number
+            rearm()
             break
         if not outcome.done:
             code = 1

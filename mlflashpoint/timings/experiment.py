@@ -25,10 +25,11 @@ from mlflashpoint.timings.compare import compare
 from mlflashpoint.timings.lines import LineSplitter, chunks
 from mlflashpoint.timings.output import write_whole
 from mlflashpoint.timings.parser import parse
-from mlflashpoint.timings.processes import Ending, Interrupted
+from mlflashpoint.timings.processes import Ending
 from mlflashpoint.timings.processes import run as run_command
 from mlflashpoint.timings.progress import Progress
 from mlflashpoint.timings.samples import TimingSet
+from mlflashpoint.timings.signals import Interrupted
 
 DONE, RUNNING, FAILED, INTERRUPTED = "done", "running", "failed", "interrupted"
 

@@ -169,6 +169,79 @@ def test_an_interrupt_stops_the_job_and_keeps_what_is_done(tmp_path: Path, numbe
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+def _started(tmp_path: Path, arms: tuple[str, ...], ignored: tuple[int, ...] = ()) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "mlflashpoint.cli", "ab", *arms, "--output", "out", *map(str, _COMMAND)]
+
+    def ignore() -> None:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+
+    return subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=ignore,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_was_ignored_at_the_start_stays_ignored(tmp_path: Path, number: int) -> None:
+    """As ``nohup`` does with SIGHUP, and a shell's ``&`` with SIGINT."""
+    process = _started(tmp_path, ("--arm", "a", "HANG=2", "--arm", "b"), (number,))
+    try:
+        _wait_for(tmp_path / "out" / "logs" / "a-r1.log", "hanging")
+        os.kill(process.pid, number)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0, errors
+
+
+def test_a_hangup_has_its_exit_code_in_the_help(tmp_path: Path) -> None:
+    process = _started(tmp_path, ("--arm", "a", "HANG=600", "--arm", "b", "--grace-s", "2"))
+    try:
+        _wait_for(tmp_path / "out" / "logs" / "a-r1.log", "hanging")
+        os.kill(process.pid, signal.SIGHUP)
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 129
+    assert "129, 130 or 143 interrupted" in mlflashpoint("ab", "--help", cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize("pause", [0.01, 0.15])
+def test_however_often_it_is_interrupted_no_process_of_the_job_is_left(tmp_path: Path, pause: float) -> None:
+    note = tmp_path / "orphan"
+    # the job itself does not listen to anything but SIGKILL either
+    arms = ("--arm", "a", "HANG=600", "DEAF=1", f"ORPHAN={note}", "--arm", "b", "--grace-s", "30")
+    process = _started(tmp_path, arms)
+    log = tmp_path / "out" / "logs" / "a-r1.log"
+    try:
+        _wait_for(log, "hanging")
+        job = int(next(line for line in log.read_text().splitlines() if line.startswith("pid=")).partition("=")[2])
+        began = time.monotonic()
+        for _ in range(12):
+            process.send_signal(signal.SIGINT)
+            time.sleep(pause)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert not _alive(int(note.read_text()))
+    assert not _alive(job)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    # the second one cut the patience short
+    assert time.monotonic() - began < 25
+    assert _states(tmp_path / "out") == [("a-r1", "interrupted")]
+
+
 def test_a_job_does_not_outlive_the_command_that_runs_it(tmp_path: Path) -> None:
     script = "echo $$ > pid; echo hanging; exec sleep 600"
     command = [sys.executable, "-m", "mlflashpoint.cli", "ab", "--arm", "a", "--arm", "b", "--output", "out"]
