@@ -92,6 +92,8 @@ def chunks(path: str) -> Iterator[bytes]:
     """
     try:
         if path == "-":
+            if sys.stdin is None:
+                raise TimingsError("standard input is closed")
             yield from _decompressed(cast(BinaryIO, getattr(sys.stdin, "buffer", sys.stdin)))
             return
         if Path(path).is_dir():

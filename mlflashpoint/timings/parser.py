@@ -36,9 +36,10 @@ def parse(label: str, paths: Sequence[str], *, timers: Iterable[str] = (), skip_
     for path in paths:
         scan, splitter = _scan(path, TimerChoice(timers))
         if not scan.samples:
+            empty = _no_timings(path, scan, splitter.lines, len(paths) > 1)
             if not skip_empty:
-                raise _no_timings(path, scan, splitter.lines, len(paths) > 1)
-            notes.append(f"{path}: no timings in it")
+                raise empty
+            notes.append(f"{path}: {empty.message}")
             continue
         fingerprint = frozenset(scan.fingerprint())
         for (other_path, other), others in zip(scans, fingerprints, strict=True):
@@ -51,7 +52,10 @@ def parse(label: str, paths: Sequence[str], *, timers: Iterable[str] = (), skip_
             Source(path, splitter.lines, scan.samples, scan.duplicates, scan.torn, splitter.overlong, scan.collapsed)
         )
     if not scans:
-        raise TimingsError(f"none of the logs of {label!r} holds a checkpoint timing", remedy=f"needed: {_LOOKED_FOR}")
+        raise TimingsError(
+            f"none of the logs of {label!r} holds a checkpoint timing: {'; '.join(notes)}",
+            remedy=f"needed: {_LOOKED_FOR}",
+        )
     return _together(label, scans, tuple(sources), notes)
 
 

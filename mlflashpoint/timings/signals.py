@@ -56,9 +56,9 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     finally:
-        if not _state.raised:
-            for number in mine:
-                signal.signal(number, before[number])
+        for number in mine:
+            # Python would give an interrupt its default effect back while it ends
+            signal.signal(number, signal.SIG_IGN if _state.raised else before[number])
 
 
 def hold() -> None:
