@@ -60,6 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with interruptible():
             return _run_all(experiment, runs, environments, commands, arguments)
+    except (FlashpointError, OSError) as error:
+        # a disk that got full: the logs and results that are there are whole
+        console.tell(f"mlflashpoint ab: {error}; logs and results so far are in {folder}")
+        return 1
     except Interrupted as signal:
         # while the results were being written: each file is whole or missing
         console.tell(f"mlflashpoint ab: interrupted ({signal}); logs and results so far are in {folder}")

@@ -18,7 +18,7 @@ def show(text: str) -> None:
         TimingsError: standard output is closed, or takes no more.
     """
     if sys.stdout is None:
-        raise TimingsError("standard output is closed", remedy="redirect it to a file, or name one with --output")
+        raise TimingsError("standard output is closed", remedy="redirect it to a file")
     try:
         _write(sys.stdout, text)
     except BrokenPipeError:

@@ -12,6 +12,7 @@ from typing import Any
 MAX_RANKS = 1 << 17
 
 _MARKER = re.compile(r"mlflashpoint (save|commit|observe|ab) (?=\{)")
+_MARKER_CUT = re.compile(r"mlflashpoint (?:save|commit|observe)$")
 _DECODER = json.JSONDecoder()
 
 _NUMBER = r"\d{1,15}\.\d{3}"
@@ -62,6 +63,8 @@ def own_record(text: str) -> RankRecord | Mapping[str, Any] | None:
     """
     found = _MARKER.search(text)
     if found is None:
+        if _MARKER_CUT.search(text):
+            raise TornRecordError("cut")
         return None
     kind = found[1]
     try:

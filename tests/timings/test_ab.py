@@ -414,3 +414,17 @@ def test_a_command_that_is_missing_is_refused(tmp_path: Path, command: tuple[str
     assert done.returncode == 2
     assert reason in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_gets_full_in_between_is_one_line(tmp_path: Path) -> None:
+    program = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "from mlflashpoint.timings import ab, experiment; create = experiment.Experiment.run\n"
+        "def run(self, *given, **more):\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20)); return create(self, *given, **more)\n"
+        "experiment.Experiment.run = run; sys.exit(ab.main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-B", "-c", program, "--arm", "a", "--arm", "b", "--output", "out", "--", "true"]
+    done = subprocess.run(command, cwd=tmp_path, env=environ(), capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert "File too large" in done.stderr

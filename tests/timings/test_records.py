@@ -154,3 +154,9 @@ def test_a_record_of_ours_with_an_impossible_time_is_counted(milliseconds: str) 
     if milliseconds == "12":
         line = line[: line.index("12") + 2]
     assert (found(scan(line)), scan(line).torn) == ([], 1)
+
+
+def test_a_record_of_ours_is_counted_as_torn_wherever_it_was_cut() -> None:
+    line = save_line(0, 3, 1.5).rstrip("\n")
+    for length in range(line.index("save") + 4, len(line)):
+        assert (found(scan(line[:length])), scan(line[:length]).torn) == ([], 1), line[:length]
