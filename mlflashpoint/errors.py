@@ -152,3 +152,17 @@ class DrainError(FlashpointError):
 
 class TimingsError(FlashpointError):
     """A log, a result file or an argument of ``mlflashpoint timings`` or ``mlflashpoint ab`` can't be used."""
+
+
+class ComparisonOptionError(TimingsError):
+    """An option of a comparison asks for what the samples do not hold.
+
+    Args:
+        message: as of ``FlashpointError``.
+        option: the keyword of ``compare`` without which the comparison can be made.
+        remedy: as of ``FlashpointError``.
+    """
+
+    def __init__(self, message: str, *, option: str, remedy: str | None = None) -> None:
+        super().__init__(message, remedy=remedy)
+        self.option = option

@@ -12,9 +12,11 @@ from pathlib import Path
 
 from mlflashpoint.errors import FlashpointError, TimingsError
 from mlflashpoint.timings import arguments as shared
+from mlflashpoint.timings import console
 from mlflashpoint.timings.arms import Arm, Run, environment, plan, token
-from mlflashpoint.timings.experiment import Experiment, Outcome
-from mlflashpoint.timings.processes import Interrupted, interruptible
+from mlflashpoint.timings.escapes import visible
+from mlflashpoint.timings.experiment import Experiment, Outcome, is_reserved
+from mlflashpoint.timings.signals import Interrupted, interruptible, rearm
 
 _HELP = """\
 Runs one launch command once per arm and repeat, each time with the arm's environment variables, keeps the logs apart,
@@ -29,8 +31,9 @@ so no run resumes from what another one has left in memory. Durable checkpoints 
 resumes from its save folder, give each run another one. {run}, {arm} and {repeat} in the command and in the arms'
 values become baseline-r1, baseline and 1.
 
-exit codes: 0 done; 1 a run failed or logged no timings; 2 an argument can't be used, and nothing was run;
-3 done, and the control invalidates the comparison; 130 or 143 interrupted, what was done is in the output folder.
+exit codes: 0 done; 1 a run failed or logged no timings, or a part of the comparison can't be made or shown;
+2 an argument can't be used, and nothing was run; 3 done, and the control invalidates the comparison;
+129, 130 or 143 interrupted, what was done is in the output folder.
 """
 
 
@@ -52,14 +55,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = arguments.output or Path(f"mlflashpoint-{comparison}")
         experiment = Experiment(folder, arms, commands[0], shared.comparison_options(arguments))
     except FlashpointError as error:
-        sys.stderr.write(f"mlflashpoint ab: {error}\n")
+        console.tell(f"mlflashpoint ab: {error}")
         return 2
     try:
         with interruptible():
             return _run_all(experiment, runs, environments, commands, arguments)
+    except (FlashpointError, OSError) as error:
+        # a disk that got full: the logs and results that are there are whole
+        console.tell(f"mlflashpoint ab: {error}; logs and results so far are in {folder}")
+        return 1
     except Interrupted as signal:
         # while the results were being written: each file is whole or missing
-        sys.stderr.write(f"mlflashpoint ab: interrupted ({signal}); logs and results so far are in {folder}\n")
+        console.tell(f"mlflashpoint ab: interrupted ({signal}); logs and results so far are in {folder}")
         return 128 + signal.number
 
 
@@ -84,8 +91,9 @@ def _run_all(
                 keep_memory=arguments.keep_memory,
             )
         except Interrupted as signal:
-            sys.stderr.write(f"mlflashpoint ab: interrupted ({signal}) in {run.name}; comparing what is done\n")
+            console.tell(f"mlflashpoint ab: interrupted ({signal}) in {run.name}; comparing what is done")
             code = 128 + signal.number
+            rearm()
             break
         if not outcome.done:
             code = 1
@@ -93,17 +101,16 @@ def _run_all(
             if not arguments.keep_going:
                 left = len(runs) - number
                 if left:
-                    sys.stderr.write(f"mlflashpoint ab: the other {left} runs are left out (--keep-going runs them)\n")
+                    console.tell(f"mlflashpoint ab: the other {left} runs are left out (--keep-going runs them)")
                 break
     verdict = experiment.conclude()
     return code or verdict
 
 
 def _tell_failure(run: Run, outcome: Outcome) -> None:
-    sys.stderr.write(f"mlflashpoint ab: {run.name} {outcome.how}; the end of {outcome.log}:\n")
+    console.tell(f"mlflashpoint ab: {run.name} {outcome.how}; the end of {outcome.log}:")
     for line in outcome.last_lines():
-        sys.stderr.write(f"  | {line}\n")
-    sys.stderr.flush()
+        console.tell(f"  | {line}")
 
 
 def _parser() -> shared.Parser:
@@ -172,8 +179,12 @@ def _arms(given: Sequence[Sequence[str]]) -> list[Arm]:
     if len(arms) < 2:
         raise TimingsError("a comparison needs two arms", remedy="give --arm LABEL [NAME=VALUE ...] twice")
     for label in labels:
+        if is_reserved(label):
+            raise TimingsError(
+                f"{label!r} is the name of a file of mlflashpoint ab", remedy="give the arm another label"
+            )
         # file systems exist that take the two for the same file
-        if [other.lower() for other in labels].count(label.lower()) > 1:
+        if [other.casefold() for other in labels].count(label.casefold()) > 1:
             raise TimingsError(f"the label {label!r} is used twice", remedy="give each arm a label of its own")
     return arms
 
@@ -190,7 +201,7 @@ def _show(runs: Sequence[Run], environments: Sequence[dict[str, str]], commands:
     for run, environ, command in zip(runs, environments, commands, strict=True):
         changed = {name: value for name, value in sorted(environ.items()) if os.environ.get(name) != value}
         words = [f"{name}={shlex.quote(value)}" for name, value in changed.items()]
-        sys.stdout.write(f"# {run.name}\n{' '.join(words)} {shlex.join(command)}\n")
+        console.show(f"# {run.name}\n{visible(' '.join(words) + ' ' + shlex.join(command))}\n")
 
 
 if __name__ == "__main__":

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from mlflashpoint.errors import TimingsError
+from mlflashpoint.timings import console
 
 _LABEL = re.compile(r"[\w][\w.+-]{0,63}")
+#: of a label in a file name, which takes 255 with what stands around it
+_LABEL_BYTES = 100
 
 
 class Once(argparse.Action):
@@ -32,10 +36,13 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
         raise TimingsError(message, remedy=f"see '{self.prog} --help'")
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        console.show(message)
+
 
 def label(text: str) -> str:
     """The name of an arm: it becomes part of file names and job ids."""
-    if not _LABEL.fullmatch(text):
+    if not _LABEL.fullmatch(text) or len(text.encode()) > _LABEL_BYTES:
         raise argparse.ArgumentTypeError(f"{text!r} is no label: use letters, digits, '.', '_', '+' and '-', up to 64")
     return text
 
@@ -97,7 +104,14 @@ def add_comparison(parser: argparse.ArgumentParser) -> None:
 
 
 def comparison_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What ``add_comparison`` read, as keywords of ``compare``."""
+    """What ``add_comparison`` read, as keywords of ``compare``.
+
+    Raises:
+        TimingsError: a timer of the headline is named, and no headline is asked for.
+    """
+    for name in ("durable", "substitute"):
+        if getattr(arguments, name) is not None and not arguments.headline:
+            raise TimingsError(f"--{name} names a timer of the headline", remedy="give --headline too")
     return {
         "skip_first": arguments.skip_first,
         "control": arguments.control,
@@ -115,7 +129,7 @@ def different_files(paths: Sequence[Path | None]) -> None:
     for path in paths:
         if path is None:
             continue
-        resolved = path.resolve()
+        resolved = os.path.realpath(path)
         if resolved in seen:
             raise TimingsError("the same file is named twice", path=path)
         seen.add(resolved)

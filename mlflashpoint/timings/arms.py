@@ -90,6 +90,9 @@ def environment(run: Run, caller: Mapping[str, str], comparison: str) -> dict[st
         run: the run.
         caller: environment to start from.
         comparison: what ``token`` gave.
+
+    Raises:
+        SettingError: a value of the arm is malformed once its places are filled.
     """
     environ = dict(caller)
     # Ray would leave out all but one of the lines that differ in numbers alone, as save records do
@@ -102,5 +105,8 @@ def environment(run: Run, caller: Mapping[str, str], comparison: str) -> dict[st
     environ[_JOB_ID] = "-".join(part for part in (job, comparison, run.name) if part)
     if base := caller.get(_BASE):
         environ[_BASE] = str(Path(base) / f"{comparison}-{run.name}")
-    environ.update({name: run.filled(value) for name, value in run.arm.settings.items()})
+    for name, text in run.arm.settings.items():
+        environ[name] = value = run.filled(text)
+        if name.startswith(PREFIX):
+            BY_VARIABLE[name].parse(name, value)
     return environ

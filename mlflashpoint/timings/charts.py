@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from html import escape
 
 from mlflashpoint.timings import stats, wording
 from mlflashpoint.timings.compare import Comparison
+from mlflashpoint.timings.escapes import markup as escape
 from mlflashpoint.timings.samples import Sample, TimingSet
 from mlflashpoint.timings.scale import Scale
 

@@ -7,14 +7,13 @@ written); 3 the comparison was made and printed, and its control invalidates it.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from mlflashpoint.errors import TimingsError
 from mlflashpoint.timings import arguments as shared
-from mlflashpoint.timings import document, markdown, page, text
+from mlflashpoint.timings import console, document, markdown, page, text
 from mlflashpoint.timings.compare import compare
 from mlflashpoint.timings.output import check_writable, write_whole
 from mlflashpoint.timings.parser import parse
@@ -36,15 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = _parser().parse_args(sys.argv[1:] if argv is None else list(argv))
         code: int = arguments.run(arguments)
-        sys.stdout.flush()
         return code
     except TimingsError as error:
-        sys.stderr.write(f"mlflashpoint timings: {error}\n")
+        console.tell(f"mlflashpoint timings: {error}")
         return 2
-    except BrokenPipeError:
-        # the reader (head, less) has seen enough; Python would complain once more when it closes stdout
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
 def _parser() -> shared.Parser:
@@ -95,7 +89,7 @@ def _parse(arguments: argparse.Namespace) -> int:
     timings = parse(arguments.label, arguments.logs, timers=arguments.timer, skip_empty=arguments.skip_empty)
     _put(output, timings.to_json())
     for note in timings.notes:
-        sys.stderr.write(f"mlflashpoint timings: note: {note}\n")
+        console.tell(f"mlflashpoint timings: note: {note}")
     return 0
 
 
@@ -121,9 +115,7 @@ def _put(output: Path | None, content: str) -> None:
     if output is not None:
         write_whole(output, content)
         return
-    # a terminal that can't show a character gets another one, not an exception
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(content.encode(encoding, "replace").decode(encoding))
+    console.show(content)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlflashpoint.errors import TimingsError
+from mlflashpoint.errors import ComparisonOptionError, TimingsError
 from mlflashpoint.timings import stats
 from mlflashpoint.timings.samples import BACKGROUND, OURS, TimingSet
 
@@ -126,17 +126,23 @@ def compare(
         tolerance_percent: difference of the control that is never held against the comparison.
 
     Raises:
-        TimingsError: both have one label, nothing is left after ``skip_first``, or a timer that was asked for is
-            missing.
+        TimingsError: both have one label, or one has no timer.
+        ComparisonOptionError: nothing is left after ``skip_first``, or a timer that was asked for is missing.
     """
     if baseline.label == candidate.label:
         raise TimingsError(
             f"the label {baseline.label!r} is used twice", remedy="parse the two arms' logs with two different labels"
         )
     one, other = baseline.without_first(skip_first), candidate.without_first(skip_first)
-    for timings in (one, other):
+    for timings, whole in ((one, baseline), (other, candidate)):
+        if not whole.timers:
+            raise TimingsError(f"there is no timer in {whole.label!r}", remedy="parse the logs of that arm again")
         if not timings.timers:
-            raise TimingsError(f"no sample of {timings.label!r} is left", remedy="leave fewer out with --skip-first")
+            raise ComparisonOptionError(
+                f"no sample of {timings.label!r} is left",
+                option="skip_first",
+                remedy="leave fewer out with --skip-first",
+            )
     name = _control_name(one, other, control)
     names = sorted({*one.timers, *other.timers}, key=lambda timer: _place(timer, name, one, other))
     rows = tuple(_row(timer, one, other, timer == name, seed) for timer in names)
@@ -159,7 +165,9 @@ def _control_name(one: TimingSet, other: TimingSet, wanted: str | None) -> str |
     if wanted is not None:
         for timings in (one, other):
             if wanted not in timings.timers:
-                raise TimingsError(f"no timer {wanted!r} in {timings.label!r}", remedy=_names(timings))
+                raise ComparisonOptionError(
+                    f"no timer {wanted!r} in {timings.label!r}", option="control", remedy=_names(timings)
+                )
         return wanted
     return next((timer for timer in CONTROLS if timer in one.timers and timer in other.timers), None)
 
@@ -265,12 +273,18 @@ def _headline(one: TimingSet, other: TimingSet, durable: str | None, substitute:
         durable = next((timer for timer in CONTROLS if timer in one.timers), None)
     if durable is None or durable not in one.timers:
         what = f"timer {durable!r}" if durable else "timer of durable saves"
-        raise TimingsError(f"no headline: no {what} in {one.label!r}", remedy=f"name one with --durable; {_names(one)}")
+        raise ComparisonOptionError(
+            f"no headline: no {what} in {one.label!r}",
+            option="headline",
+            remedy=f"name one with --durable; {_names(one)}",
+        )
     if substitute is None:
         substitute = next((timer for wanted in SUBSTITUTES for timer in other.timers if timer.startswith(wanted)), None)
     if substitute is None or substitute not in other.timers:
         what = f"timer {substitute!r}" if substitute else "timer of memory saves"
-        raise TimingsError(
-            f"no headline: no {what} in {other.label!r}", remedy=f"name one with --substitute; {_names(other)}"
+        raise ComparisonOptionError(
+            f"no headline: no {what} in {other.label!r}",
+            option="headline",
+            remedy=f"name one with --substitute; {_names(other)}",
         )
     return Headline(durable, stats.mean(_values(one, durable)), substitute, stats.mean(_values(other, substitute)))

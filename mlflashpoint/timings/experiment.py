@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import shutil
-import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -17,20 +17,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlflashpoint.errors import SettingError, TimingsError
+from mlflashpoint.errors import ComparisonOptionError, SettingError, TimingsError
 from mlflashpoint.settings import StoreConfig
-from mlflashpoint.timings import document, markdown, page, prefix, text
+from mlflashpoint.timings import console, document, markdown, page, prefix, text
 from mlflashpoint.timings.arms import Arm, Run
-from mlflashpoint.timings.compare import compare
+from mlflashpoint.timings.compare import Comparison, compare
 from mlflashpoint.timings.lines import LineSplitter, chunks
 from mlflashpoint.timings.output import write_whole
 from mlflashpoint.timings.parser import parse
-from mlflashpoint.timings.processes import Ending, Interrupted
+from mlflashpoint.timings.processes import Ending
 from mlflashpoint.timings.processes import run as run_command
 from mlflashpoint.timings.progress import Progress
 from mlflashpoint.timings.samples import TimingSet
+from mlflashpoint.timings.signals import Interrupted
 
 DONE, RUNNING, FAILED, INTERRUPTED = "done", "running", "failed", "interrupted"
+
+
+def is_reserved(label: str) -> bool:
+    """Whether an arm of that label would write over, or be taken for, another file of the folder."""
+    name = label.casefold()
+    return name in ("runs", "logs") or name.startswith("report-")
 
 
 @dataclass(frozen=True)
@@ -117,7 +124,7 @@ class Experiment:
                     ending = run_command(
                         command, environ, log, deadline_s=deadline_s, grace_s=grace_s, watch=progress.watch
                     )
-                    how, done = _words(ending)
+                    how, done = _words(ending, deadline_s)
                 except OSError as error:
                     how, done, ending = f"can't be started: {error.strerror or error}", False, Ending(127, 0.0)
                 except Interrupted:
@@ -128,7 +135,7 @@ class Experiment:
                 finally:
                     if not keep_memory:
                         _forget(run, environ)
-                progress.end(f"{how} after {ending.seconds:.1f}s")
+                progress.end(how if ending.timed_out else f"{how} after {ending.seconds:.1f}s")
         record |= {"state": DONE if done else FAILED, "exit_code": ending.code, "seconds": round(ending.seconds, 3)}
         self._save_records()
         if done:
@@ -136,46 +143,80 @@ class Experiment:
         return Outcome(done, how, path)
 
     def conclude(self) -> int:
-        """Parse and compare what is done; returns 0, 1 if an arm has no timings, 3 if a control says invalid."""
+        """Parse and compare what is done.
+
+        Returns 0, 1 if a run has no timings or a part of the comparison can't be made, 3 if a control says invalid.
+        """
         code = 0
         sets: dict[str, TimingSet] = {}
         for arm in self._arms:
-            if not self._done[arm.label]:
-                sys.stderr.write(f"mlflashpoint ab: no run of {arm.label} is done: nothing to compare it by\n")
+            logs = self._done[arm.label]
+            if not logs:
+                console.tell(f"mlflashpoint ab: no run of {arm.label} is done: nothing to compare it by")
                 continue
             try:
-                sets[arm.label] = parse(arm.label, self._done[arm.label])
-                write_whole(self.folder / f"{arm.label}.json", sets[arm.label].to_json())
+                timings = parse(arm.label, logs, skip_empty=True)
+                write_whole(self.folder / f"{arm.label}.json", timings.to_json())
             except TimingsError as error:
-                sys.stderr.write(f"mlflashpoint ab: {arm.label}: {error}\n")
+                console.tell(f"mlflashpoint ab: {arm.label}: {error}")
+                code = 1
+                continue
+            sets[arm.label] = timings
+            for log in set(logs) - {source.path for source in timings.sources}:
+                reason = next((note for note in timings.notes if note.startswith(f"{log}: ")), log)
+                console.tell(f"mlflashpoint ab: {arm.label}: {reason}; the other runs are compared")
                 code = 1
         baseline, *others = self._arms
+        shown, invalid = [], False
         for other in others:
             if baseline.label in sets and other.label in sets:
                 try:
-                    code = self._compare(sets[baseline.label], sets[other.label]) or code
+                    comparison, whole = self._compared(sets[baseline.label], sets[other.label])
+                    shown.append(text.render(comparison) + "\n")
+                    invalid = invalid or bool(comparison.invalid)
+                    code = code if whole else 1
+                    for kind, module in (("json", document), ("md", markdown), ("html", page)):
+                        write_whole(self.folder / f"report-{other.label}.{kind}", module.render(comparison))
                 except TimingsError as error:
-                    sys.stderr.write(f"mlflashpoint ab: {other.label}: {error}\n")
+                    console.tell(f"mlflashpoint ab: {other.label}: {error}")
                     code = 1
-        sys.stderr.write(f"mlflashpoint ab: logs and results are in {self.folder}\n")
-        return code
+        # last of all: nothing that becomes of standard output can take a report away
+        try:
+            if shown:
+                console.show("".join(shown))
+        except TimingsError as error:
+            console.tell(f"mlflashpoint ab: {error}")
+            code = 1
+        console.tell(f"mlflashpoint ab: logs and results are in {self.folder}")
+        return code or (3 if invalid else 0)
 
-    def _compare(self, baseline: TimingSet, candidate: TimingSet) -> int:
-        comparison = compare(baseline, candidate, **self._options)
-        for kind, module in (("json", document), ("md", markdown), ("html", page)):
-            write_whole(self.folder / f"report-{candidate.label}.{kind}", module.render(comparison))
-        sys.stdout.write(text.render(comparison) + "\n")
-        sys.stdout.flush()
-        return 3 if comparison.invalid else 0
+    def _compared(self, baseline: TimingSet, candidate: TimingSet) -> tuple[Comparison, bool]:
+        """The comparison, if need be without the options that can't be followed; and whether none was left out."""
+        options, whole = dict(self._options), True
+        while True:
+            try:
+                return compare(baseline, candidate, **options), whole
+            except ComparisonOptionError as error:
+                if error.option not in options:
+                    raise
+                console.tell(f"mlflashpoint ab: {candidate.label}: {error}")
+                del options[error.option]
+                whole = False
+                files = (self.folder / f"{label}.json" for label in (baseline.label, candidate.label))
+                one, other = (shlex.quote(str(path)) for path in files)
+                console.tell(
+                    f"mlflashpoint ab: {candidate.label}: compared without; again with other options: "
+                    f"mlflashpoint timings compare --baseline {one} --candidate {other}"
+                )
 
     def _save_records(self) -> None:
         content = {"command": self._command, "arms": [arm.label for arm in self._arms], "runs": self._records}
         write_whole(self.folder / "runs.json", json.dumps(content, indent=1) + "\n")
 
 
-def _words(ending: Ending) -> tuple[str, bool]:
+def _words(ending: Ending, deadline_s: float) -> tuple[str, bool]:
     if ending.timed_out:
-        return f"was stopped at its deadline after {ending.seconds:.0f}s", False
+        return f"was stopped at its deadline of {deadline_s:g}s", False
     left = f" ({ending.leftovers} processes it left behind were stopped)" if ending.leftovers else ""
     if ending.code == 0:
         return f"done{left}", True

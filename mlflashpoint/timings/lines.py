@@ -15,6 +15,8 @@ from mlflashpoint.errors import TimingsError
 #: a longer line is cut here: nothing that is looked for is longer, and a torn binary file may have no line end at all
 MAX_LINE_BYTES = 64 << 10
 _CHUNK_BYTES = 1 << 20
+#: all but printable ASCII and the line end becomes a blank
+_BLANKED = bytes(byte if 32 < byte < 127 or byte == 10 else 32 for byte in range(256))
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -25,8 +27,8 @@ class LineSplitter:
     meanwhile follows the bar on the same line.
 
     Args:
-        words: only lines that contain one of these are given out, all if it is empty. Looking for a word in a whole
-            chunk is ten times as fast as looking at every line.
+        words: only lines that contain one of these, or end with something else than printable ASCII, are given out;
+            all if it is empty. Looking for a word in a whole chunk is ten times as fast as looking at every line.
 
     Attributes:
         lines: number of lines seen, given out or not.
@@ -62,8 +64,7 @@ class LineSplitter:
         rest, self._rest = self._rest, b""
         if rest:
             self.lines += 1
-            if not self._words or any(word in rest + b"\n" for word in self._words):
-                yield rest
+            yield from (rest for _ in self._places(rest + b"\n"))
 
     def _places(self, text: bytes) -> Iterable[tuple[int, int]]:
         """Where the lines of ``text`` begin and end, which ends with a line end."""
@@ -75,12 +76,14 @@ class LineSplitter:
                 if stop > start:
                     places.add((start, stop))
                 start = stop + 1
-        for word in self._words:
-            found = text.find(word)
+        # what ends in a blank or a control character may, for those who take it off, end in a word
+        blanked = text.translate(_BLANKED) if self._words else b""
+        for word, where in (*((word, text) for word in self._words), (b" \n", blanked)):
+            found = where.find(word)
             while found >= 0:
                 stop = text.find(b"\n", found)
                 places.add((text.rfind(b"\n", 0, found) + 1, stop))
-                found = text.find(word, stop)
+                found = where.find(word, stop)
         return sorted(places)
 
 
@@ -92,6 +95,8 @@ def chunks(path: str) -> Iterator[bytes]:
     """
     try:
         if path == "-":
+            if sys.stdin is None:
+                raise TimingsError("standard input is closed")
             yield from _decompressed(cast(BinaryIO, getattr(sys.stdin, "buffer", sys.stdin)))
             return
         if Path(path).is_dir():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mlflashpoint.timings import wording
 from mlflashpoint.timings.compare import Comparison, Row, Summary
+from mlflashpoint.timings.escapes import visible
 
 
 def render(comparison: Comparison) -> str:
@@ -45,4 +46,5 @@ def _line(name: str, arm: str, summary: Summary | None, change: tuple[str, ...])
 
 def _cell(text: str) -> str:
     """Text of a log in a table cell: nothing of it is markup."""
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("`", "'").replace("\n", " ")
+    text = visible(text)
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("`", "'")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from html import escape
-
 from mlflashpoint.timings import charts, wording
 from mlflashpoint.timings.compare import Comparison, Row, Summary
+from mlflashpoint.timings.escapes import markup as escape
 from mlflashpoint.timings.samples import TimingSet
 from mlflashpoint.timings.style import STYLE
 

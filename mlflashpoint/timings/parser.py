@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Sequence
 
@@ -31,37 +32,42 @@ def parse(label: str, paths: Sequence[str], *, timers: Iterable[str] = (), skip_
     """
     _no_file_twice(paths)
     scans: list[tuple[str, LogScan]] = []
-    fingerprints: list[frozenset[object]] = []
+    fingerprints: list[tuple[frozenset[object], bytes]] = []
     sources, notes = [], []
     for path in paths:
-        scan, splitter = _scan(path, TimerChoice(timers))
+        scan, splitter, digest = _scan(path, TimerChoice(timers))
         if not scan.samples:
+            empty = _no_timings(path, scan, splitter.lines, len(paths) > 1)
             if not skip_empty:
-                raise _no_timings(path, scan, splitter.lines, len(paths) > 1)
-            notes.append(f"{path}: no timings in it")
+                raise empty
+            notes.append(f"{path}: {empty.message}")
             continue
-        fingerprint = frozenset(scan.fingerprint())
+        fingerprint = frozenset(scan.fingerprint()), digest
         for (other_path, other), others in zip(scans, fingerprints, strict=True):
             _same_job(label, other_path, other.facts, path, scan.facts)
             if not (scan.facts.runs and other.facts.runs and scan.facts.runs.isdisjoint(other.facts.runs)):
-                _no_copy(other_path, others, path, fingerprint)
+                notes += _no_copy(other_path, others, path, fingerprint)
         scans.append((path, scan))
         fingerprints.append(fingerprint)
         sources.append(
             Source(path, splitter.lines, scan.samples, scan.duplicates, scan.torn, splitter.overlong, scan.collapsed)
         )
     if not scans:
-        raise TimingsError(f"none of the logs of {label!r} holds a checkpoint timing", remedy=f"needed: {_LOOKED_FOR}")
+        raise TimingsError(
+            f"none of the logs of {label!r} holds a checkpoint timing: {'; '.join(notes)}",
+            remedy=f"needed: {_LOOKED_FOR}",
+        )
     return _together(label, scans, tuple(sources), notes)
 
 
-def _scan(path: str, choice: TimerChoice) -> tuple[LogScan, LineSplitter]:
-    scan, splitter = LogScan(choice), LineSplitter(WORDS)
+def _scan(path: str, choice: TimerChoice) -> tuple[LogScan, LineSplitter, bytes]:
+    scan, splitter, digest = LogScan(choice), LineSplitter(WORDS), hashlib.blake2b()
     for chunk in chunks(path):
+        digest.update(chunk)
         scan.feed(splitter.feed(chunk))
     scan.feed(splitter.finish())
     scan.finish()
-    return scan, splitter
+    return scan, splitter, digest.digest()
 
 
 def _no_timings(path: str, scan: LogScan, lines: int, several: bool) -> TimingsError:
@@ -115,13 +121,25 @@ def _words(values: Iterable[object]) -> str:
     return ", ".join(sorted(map(str, values)))
 
 
-def _no_copy(one_path: str, one: frozenset[object], other_path: str, other: frozenset[object]) -> None:
-    # a few equal numbers can be chance
-    if min(len(one), len(other)) >= 3 and (one <= other or other <= one):
+def _no_copy(
+    one_path: str, one: tuple[frozenset[object], bytes], other_path: str, other: tuple[frozenset[object], bytes]
+) -> list[str]:
+    """Refuses what is a copy for certain, and returns a note on what may be one."""
+    (mine, digest), (theirs, other_digest) = one, other
+    equal, least = digest == other_digest, min(len(mine), len(theirs))
+    repeated = least > 0 and (mine <= theirs or theirs <= mine)
+    # a few equal numbers can be chance, and so can equal files of times in steps of 10 ms
+    if repeated and (equal or least >= 3):
         raise TimingsError(
             f"every timing of one of {one_path} and {other_path} is in the other one too",
             remedy="give one of the two: the same saves would count twice",
         )
+    if repeated or equal:
+        return [
+            f"every timing of one of {one_path} and {other_path} is in the other one too: "
+            "if one is a copy of the other, its saves count twice"
+        ]
+    return []
 
 
 def _together(label: str, scans: list[tuple[str, LogScan]], sources: tuple[Source, ...], notes: list[str]) -> TimingSet:

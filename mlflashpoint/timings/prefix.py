@@ -6,7 +6,7 @@ import json
 import re
 from typing import NamedTuple
 
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b-\x1a]")
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _RAY_REPEATED = re.compile(r" ?\[repeated (\d+)x across cluster\].*$")
 
 #: what may precede the text, in any order and several times; a group names the writer, the rest only tells the time

@@ -8,22 +8,18 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from mlflashpoint.timings import signals
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.25
-
-
-class Interrupted(BaseException):
-    """A signal asked for the end; not an error, and not to be swallowed as one."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        super().__init__(signal.Signals(number).name)
+#: how long a process that was sent SIGKILL is waited for: one in the kernel's hands may never end
+_KILLED_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -41,21 +37,6 @@ class Ending:
     seconds: float
     timed_out: bool = False
     leftovers: int = 0
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP raise Interrupted while the block runs, also where they were ignored before."""
-
-    def handle(number: int, frame: object) -> None:
-        raise Interrupted(number)
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -89,51 +70,64 @@ def run(
 
     Raises:
         OSError: it can't be started.
-        Interrupted: a signal came; the command and all its processes are stopped by then.
+        signals.Interrupted: a signal came; the command and all its processes are stopped by then.
     """
     # processes that lose their parent below this one become its children, so that none can escape
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     others = frozenset(_children())
     started = time.monotonic()
-    process = subprocess.Popen(
-        list(command),
-        env=dict(environ),
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        preexec_fn=_die_with_parent,
-    )
     timed_out = False
+    # no signal between the start and the place from which on the process would be stopped
+    signals.hold()
     try:
-        while process.poll() is None:
-            passed = time.monotonic() - started
-            watch(passed)
-            if passed > deadline_s:
-                timed_out = True
-                _stop(process, grace_s)
-                break
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_POLL_S)
-    finally:
-        # an interrupt lands here too, and a second one cuts the patience short
+        process = subprocess.Popen(
+            list(command),
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
+    except OSError:
+        signals.release()
+        raise
+    try:
         try:
-            _stop(process, grace_s)
-            leftovers = _stop_orphans(others, grace_s)
-        except Interrupted:
-            _signal_group(process, signal.SIGKILL)
-            process.wait(30)
-            leftovers = _stop_orphans(others, 0.2)
-    return Ending(process.returncode, time.monotonic() - started, timed_out, leftovers)
+            signals.release()
+            while process.poll() is None:
+                passed = time.monotonic() - started
+                watch(passed)
+                if passed > deadline_s:
+                    timed_out = True
+                    break
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_POLL_S)
+        finally:
+            signals.hold()
+    finally:
+        # held by now whatever has happened: further signals only cut the patience short
+        _stop(process, grace_s)
+        leftovers = _stop_orphans(others, grace_s)
+    signals.release()
+    code = -signal.SIGKILL if process.returncode is None else process.returncode
+    return Ending(code, time.monotonic() - started, timed_out, leftovers)
 
 
 def _stop(process: subprocess.Popen[bytes], grace_s: float) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+    """SIGINT, then SIGTERM, then SIGKILL, which comes at once if another signal asks for the end meanwhile."""
+    told = signals.hurried()
+    for number in (signal.SIGINT, signal.SIGTERM):
         if process.poll() is not None:
             return
         _signal_group(process, number)
+        deadline = time.monotonic() + grace_s
+        while process.poll() is None and time.monotonic() < deadline and signals.hurried() == told:
+            time.sleep(0.05)
+    if process.poll() is None:
+        _signal_group(process, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(grace_s)
+            process.wait(_KILLED_S)
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
@@ -144,15 +138,17 @@ def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> N
 def _stop_orphans(others: Collection[int], grace_s: float) -> int:
     """End what the command has left behind: it would run on beside the next one and take its time from it."""
     seen: set[int] = set()
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    hurried = signals.hurried() > 0
+    for number, patience_s in ((signal.SIGTERM, 0.2 if hurried else grace_s), (signal.SIGKILL, _KILLED_S)):
         told: set[int] = set()
-        deadline = time.monotonic() + grace_s
+        deadline = time.monotonic() + patience_s
+        before = signals.hurried()
         while orphans := set(_children()) - set(others):
             for pid in orphans - told:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)
             told |= orphans
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or (number == signal.SIGTERM and signals.hurried() != before):
                 break
             time.sleep(0.05)
         seen |= told

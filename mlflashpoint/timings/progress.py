@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from mlflashpoint.timings import wording
+from mlflashpoint.timings import console, wording
+from mlflashpoint.timings.escapes import visible
 from mlflashpoint.timings.lines import LineSplitter
 from mlflashpoint.timings.scan import WORDS, LogScan
 
@@ -27,10 +28,10 @@ class Progress:
         self._title = title
         self._scan, self._splitter = LogScan(), LineSplitter(WORDS)
         self._file: BinaryIO = open(log, "rb")  # noqa: SIM115 -- closed by ``close``
-        self._terminal = sys.stderr.isatty()
+        self._terminal = sys.stderr is not None and sys.stderr.isatty()
         self._told = time.monotonic()
         self._width = 0
-        self._say(f"{title}: started, log {log}")
+        console.tell(f"{title}: started, log {log}")
 
     def watch(self, seconds: float) -> None:
         """Read on, and tell how far the run is after ``seconds``."""
@@ -38,19 +39,18 @@ class Progress:
         if chunk:
             self._scan.feed(self._splitter.feed(chunk))
         if self._terminal:
-            line = f"{self._title}: {self._state(seconds)}"
-            sys.stderr.write(f"\r{line.ljust(self._width)}")
-            sys.stderr.flush()
+            line = visible(f"{self._title}: {self._state(seconds)}")
+            console.report(f"\r{line.ljust(self._width)}")
             self._width = len(line)
         elif time.monotonic() - self._told >= _PLAIN_EVERY_S:
             self._told = time.monotonic()
-            self._say(f"{self._title}: {self._state(seconds)}")
+            console.tell(f"{self._title}: {self._state(seconds)}")
 
     def end(self, text: str) -> None:
         """The run has ended; ``text`` says how."""
         if self._terminal and self._width:
-            sys.stderr.write("\r" + " " * self._width + "\r")
-        self._say(f"{self._title}: {text}")
+            console.report("\r" + " " * self._width + "\r")
+        console.tell(f"{self._title}: {text}")
 
     def close(self) -> None:
         self._file.close()
@@ -60,8 +60,3 @@ class Progress:
         clock = time.strftime("%H:%M:%S", time.gmtime(seconds))
         newest = f", last {last[0]} {wording.seconds(last[1])}" if last else ""
         return f"{clock}, {saves} timings{newest}"
-
-    @staticmethod
-    def _say(text: str) -> None:
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()

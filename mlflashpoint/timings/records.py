@@ -12,6 +12,7 @@ from typing import Any
 MAX_RANKS = 1 << 17
 
 _MARKER = re.compile(r"mlflashpoint (save|commit|observe|ab) (?=\{)")
+_MARKER_CUT = re.compile(r"mlflashpoint (?:save|commit|observe)$")
 _DECODER = json.JSONDecoder()
 
 _NUMBER = r"\d{1,15}\.\d{3}"
@@ -19,6 +20,8 @@ _NEMO = re.compile(
     rf"Global Checkpoint (Save|Load) : Rank ?: (\d{{1,7}})(?: : Iteration: (\d{{1,15}}))? : "
     rf"Start time ?: ({_NUMBER})s : (?:Save duration|Time spent in load_checkpoint): ({_NUMBER})s$"
 )
+_NEMO_TORN = re.compile(r"Global Checkpoint (?:Save|Load) : Rank")
+_NEMO_RL_TORN = re.compile(r"(?:^|\s)• (\S{1,200}): -?(?:\d{1,12}\.|nan|inf)")
 _NEMO_RL = re.compile(r"(?:^|\s)• (\S{1,200}): (\d{1,12}\.\d\d)s(?: \(\d{1,6}\.\d%\))?$")
 
 
@@ -60,6 +63,8 @@ def own_record(text: str) -> RankRecord | Mapping[str, Any] | None:
     """
     found = _MARKER.search(text)
     if found is None:
+        if _MARKER_CUT.search(text):
+            raise TornRecordError("cut")
         return None
     kind = found[1]
     try:
@@ -73,9 +78,15 @@ def own_record(text: str) -> RankRecord | Mapping[str, Any] | None:
 
 
 def nemo_record(text: str) -> RankRecord | None:
-    """NeMo's line about one ``dist_checkpointing.save`` or ``load`` on one rank."""
+    """NeMo's line about one ``dist_checkpointing.save`` or ``load`` on one rank, None if ``text`` is none.
+
+    Raises:
+        TornRecordError: it begins as one and is not whole, or holds impossible numbers.
+    """
     found = _NEMO.search(text)
     if found is None or int(found[2]) >= MAX_RANKS:
+        if _NEMO_TORN.search(text):
+            raise TornRecordError("Global Checkpoint")
         return None
     what, rank, iteration, start, duration = found.groups()
     return RankRecord(
@@ -89,8 +100,14 @@ def nemo_record(text: str) -> RankRecord | None:
 
 
 def nemo_rl_row(text: str) -> tuple[str, float] | None:
-    """``(timer, seconds)`` of a row of NeMo RL's table of a step's times."""
+    """``(timer, seconds)`` of a row of NeMo RL's table of a step's times, None if ``text`` is none.
+
+    Raises:
+        TornRecordError: it begins as one and is not whole, or holds an impossible number; its text is the timer.
+    """
     found = _NEMO_RL.search(text)
+    if found is None and (torn := _NEMO_RL_TORN.search(text)):
+        raise TornRecordError(torn[1])
     return None if found is None else (found[1], float(found[2]))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +17,9 @@ BACKGROUND = "flashpoint-commit"
 #: timers out of our own records; they measure the same saves as a framework's timers, from within
 OURS = ("flashpoint-", "observed-")
 _MAX_BYTES = 1 << 30
+#: no time of a log is longer, and sums of squares of it can be told
+_MOST_SECONDS = 1e16
+_MOST = 1 << 53
 
 
 @dataclass(frozen=True)
@@ -127,11 +129,11 @@ class TimingSet:
             return cls(
                 label=_text(document["label"]),
                 timers={_text(timer): _samples(rows) for timer, rows in document["timers"].items()},
-                job={_text(name): list(values) for name, values in document["job"].items()},
+                job={_text(name): _facts(values) for name, values in document["job"].items()},
                 failed={_text(timer): _whole(count) for timer, count in document["failed"].items()},
                 skipped={_text(timer): _whole(count) for timer, count in document["skipped"].items()},
-                sources=tuple(Source(**source) for source in document["sources"]),
-                notes=tuple(_text(note) for note in document["notes"]),
+                sources=tuple(_source(source) for source in document["sources"]),
+                notes=tuple(_text(note) for note in _list(document["notes"])),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise TimingsError(
@@ -160,9 +162,12 @@ def _samples(rows: Any) -> tuple[Sample, ...]:
     samples = []
     for row in rows:
         step, least, ranks = row.get("step"), row.get("least"), row.get("ranks")
+        seconds = _seconds(row["seconds"])
+        if least is not None and _seconds(least) > seconds:
+            raise ValueError(f"{least!r} is no minimum of {seconds!r}")
         samples.append(
             Sample(
-                seconds=_seconds(row["seconds"]),
+                seconds=seconds,
                 run=_whole(row["run"]),
                 order=_whole(row["order"]),
                 step=None if step is None else _whole(step),
@@ -173,6 +178,26 @@ def _samples(rows: Any) -> tuple[Sample, ...]:
     return tuple(samples)
 
 
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{type(value).__name__} in the place of a list")
+    return value
+
+
+def _facts(values: Any) -> list[Any]:
+    for value in _list(values):
+        if type(value) is not int and not isinstance(value, str):
+            raise ValueError(f"{type(value).__name__} is no fact of a job")
+    return list(values)
+
+
+def _source(fields: Any) -> Source:
+    source = Source(**fields)
+    for name, value in asdict(source).items():
+        _text(value) if name == "path" else _whole(value)
+    return source
+
+
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{value!r} is no text")
@@ -180,12 +205,13 @@ def _text(value: Any) -> str:
 
 
 def _whole(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no whole number")
+    if type(value) is not int or not 0 <= value <= _MOST:
+        raise ValueError("a number is no count")
     return value
 
 
 def _seconds(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"{value!r} is no time")
-    return float(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < _MOST_SECONDS:
+        raise ValueError("a number is no time")
+    # no timer is finer; what is smaller could not be drawn
+    return round(float(value), 9)

@@ -16,11 +16,18 @@ from mlflashpoint.timings.steps import StepClock
 WORDS = (
     b"across ranks",
     b".: ",
+    # a long name has no dots
+    b" : ",
+    # a row that was cut
+    b" ..",
     b": (",
     b"time (",
     # the name above a list of ranks, and the list
     b":\n",
-    b":\x1b",
+    # words can stand in the text once colours, and the escapes of a container runtime's file, are taken off
+    b"\x1b",
+    b'{"log":',
+    b"across cluster]",
     b"rank ",
     b"iteration",
     b"aving checkpoint",
@@ -117,7 +124,7 @@ class LogScan:
         self.block_saves: list[BlockSave] = []
         self._choice = choice or TimerChoice()
         self._clock = StepClock()
-        self._blocks = blocks.TimerBlocks(self._clock)
+        self._blocks = blocks.TimerBlocks(self._clock, self._choice)
         self._filter = RowFilter()
         self.last: tuple[str, float] | None = None
         self._torn_records = 0
@@ -160,11 +167,10 @@ class LogScan:
             self._row(row, MEGATRON)
         if "mlflashpoint " in text:
             self._own(text, repeated)
-        elif "Global Checkpoint " in text and (record := records.nemo_record(text)):
-            self._record(record)
-            self.facts.frameworks.add(NEMO)
-        elif "• " in text and (found := records.nemo_rl_row(text)):
-            self._row(blocks.Row(stream, found[0], (found[1],), self._clock.moment(stream)), NEMO_RL)
+        elif "Global Checkpoint " in text:
+            self._nemo(text)
+        elif "• " in text:
+            self._nemo_rl(stream, text)
         elif "number of parameters on " in text and (match := _PARAMETERS.search(text)):
             self.facts.parameters.add(int(match[1]))
         elif "using world size" in text and (match := _WORLD_SIZE.search(text)):
@@ -175,6 +181,25 @@ class LogScan:
             step = int(match[1])
             if self.facts.resumed_from[-1:] != [step]:
                 self.facts.resumed_from.append(step)
+
+    def _nemo(self, text: str) -> None:
+        try:
+            record = records.nemo_record(text)
+        except records.TornRecordError:
+            self._torn_records += 1
+            return
+        if record is not None:
+            self._record(record)
+            self.facts.frameworks.add(NEMO)
+
+    def _nemo_rl(self, stream: str, text: str) -> None:
+        try:
+            found = records.nemo_rl_row(text)
+        except records.TornRecordError as torn:
+            self._torn_records += self._choice(str(torn))
+            return
+        if found is not None:
+            self._row(blocks.Row(stream, found[0], (found[1],), self._clock.moment(stream)), NEMO_RL)
 
     def _own(self, text: str, repeated: int) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mlflashpoint.timings import wording
 from mlflashpoint.timings.compare import Comparison, Row, Summary
+from mlflashpoint.timings.escapes import visible
 
 _HEAD = ("timer", "arm", "n", "mean", "median", "p95", "delta of the means", "95% interval")
 
@@ -12,7 +13,7 @@ def render(comparison: Comparison) -> str:
     """A table with two lines per timer, what to think of it, and the headline if one was asked for."""
     lines: list[tuple[str, ...]] = [_HEAD]
     for row in comparison.rows:
-        lines += _row(row, comparison.baseline.label, comparison.candidate.label)
+        lines += _row(row, visible(comparison.baseline.label), visible(comparison.candidate.label))
     widths = [max(len(line[column]) for line in lines) for column in range(len(_HEAD))]
     numeric = range(2, 6)
 
@@ -33,7 +34,7 @@ def render(comparison: Comparison) -> str:
 
 def _row(row: Row, one: str, other: str) -> list[tuple[str, ...]]:
     role = wording.role(row)
-    name = f"{row.timer} ({role})" if role else row.timer
+    name = visible(row.timer) + (f" ({role})" if role else "")
     change = wording.delta(row)
     if row.delta is not None:
         change += f" ({wording.percent(row)}, {wording.factor(row)})"
@@ -53,7 +54,7 @@ def _verdict(comparison: Comparison) -> str:
     lines = [comparison.control]
     lines += [f"INVALID: {reason}." for reason in comparison.invalid]
     lines += [f"Note: {caution}" for caution in comparison.cautions]
-    return "\n".join(lines)
+    return "\n".join(map(visible, lines))
 
 
 def _headline(comparison: Comparison) -> str:
@@ -61,14 +62,14 @@ def _headline(comparison: Comparison) -> str:
     assert found is not None
     rows = (
         (
-            comparison.baseline.label,
-            found.durable_timer,
+            visible(comparison.baseline.label),
+            visible(found.durable_timer),
             wording.seconds(found.durable),
             "what a checkpoint used to cost",
         ),
         (
-            comparison.candidate.label,
-            found.substitute_timer,
+            visible(comparison.candidate.label),
+            visible(found.substitute_timer),
             wording.seconds(found.substitute),
             "what the substituted checkpoint costs now",
         ),
@@ -78,4 +79,4 @@ def _headline(comparison: Comparison) -> str:
         f"{arm.ljust(widths[0])}  {timer.ljust(widths[1])}  {value.rjust(widths[2])}  <- {meaning}"
         for arm, timer, value, meaning in rows
     ]
-    return "\n".join([*lines, *wording.headline(comparison)])
+    return "\n".join([*lines, *map(visible, wording.headline(comparison))])

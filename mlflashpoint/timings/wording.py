@@ -53,6 +53,8 @@ def headline(comparison: Comparison) -> list[str]:
         return []
     if found.factor is None:
         result = "the substituted save took no measurable time"
+    elif found.factor == 0:
+        result = "the durable save took no measurable time"
     elif found.factor >= 1:
         result = f"~{found.factor:.3g}x faster, {seconds(found.durable - found.substitute)} off each substituted save"
     else:

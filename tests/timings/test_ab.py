@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -112,7 +113,90 @@ def test_the_other_runs_go_on_if_that_is_asked_for(tmp_path: Path) -> None:
 def test_an_arm_that_logs_no_timings_is_a_failure(tmp_path: Path) -> None:
     done = mlflashpoint("ab", "--arm", "a", "--arm", "b", "--output", "out", "--", "true", cwd=tmp_path)
     assert done.returncode == 1
-    assert "a: no checkpoint timing in 1 lines" in done.stderr
+    for run in ("a-r1", "b-r1"):
+        assert f"out/logs/{run}.log: no checkpoint timing in 1 lines" in done.stderr
+    assert "--skip-empty" not in done.stderr
+
+
+def test_one_run_without_timings_is_named_and_does_not_cost_the_comparison(tmp_path: Path) -> None:
+    script = f'test $REPEAT = 2 && export SILENT=1; exec "{sys.executable}" "{_JOB}"'
+    arms = ("--arm", "a", "REPEAT={repeat}", "--arm", "b", "REPEAT=1", "--repeat", "2", "--output", "out")
+    done = mlflashpoint("ab", *arms, "--", "sh", "-c", script, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "a: out/logs/a-r2.log: no checkpoint timing in" in done.stderr
+    assert "--skip-empty" not in done.stderr
+    assert re.search(r"save-checkpoint \(control\) +a +5 ", done.stdout)
+    assert (tmp_path / "out" / "report-b.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--control", "x-checkpoint"), "no timer 'x-checkpoint' in 'a'"),
+        (("--headline",), "no headline: no timer of memory saves in 'b'"),
+        (("--headline", "--durable", "y"), "no headline: no timer 'y' in 'a'"),
+        (("--skip-first", "9"), "no sample of 'a' is left"),
+    ],
+)
+def test_a_mistake_in_how_to_compare_costs_that_part_alone(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
+    done = _ab(tmp_path, "--arm", "a", "--arm", "b", "--output", "out", *options)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "mlflashpoint timings compare --baseline out/a.json --candidate out/b.json" in done.stderr
+    assert re.search(r"save-checkpoint.* a +5 ", done.stdout)
+    for kind in ("json", "md", "html"):
+        assert (tmp_path / "out" / f"report-b.{kind}").exists()
+
+
+@pytest.mark.parametrize("how", ["closed", "ascii", "full"])
+def test_all_reports_are_written_whatever_becomes_of_the_table(tmp_path: Path, how: str) -> None:
+    arms = ("--arm", "a", "--arm", "b", "--arm", "c", "--output", "out")
+    command = [sys.executable, "-m", "mlflashpoint.cli", "ab", *arms, *map(str, _COMMAND)]
+    reader, writer = os.pipe()
+    os.close(reader)
+    full = os.open("/dev/full", os.O_WRONLY)
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=environ({"PYTHONIOENCODING": "ascii"} if how == "ascii" else {}),
+        stdout={"closed": writer, "full": full}.get(how, subprocess.PIPE),
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    os.close(writer)
+    os.close(full)
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr
+    assert done.returncode == (1 if how == "full" else 0), done.stderr
+    assert ("No space left" in done.stderr) == (how == "full")
+    assert len(list((tmp_path / "out").glob("report-*"))) == 6
+
+
+def test_what_a_failed_run_printed_can_do_nothing_to_the_terminal(tmp_path: Path) -> None:
+    script = "printf 'evil \\033]0;title\\007 \\233 \\302\\233 \\377 \\342\\200\\256 end\\n'; exit 1"
+    done = subprocess.run(
+        [sys.executable, "-m", "mlflashpoint.cli", "ab", "--arm", "a", "--arm", "b", "--", "sh", "-c", script],
+        cwd=tmp_path,
+        env=environ(),
+        capture_output=True,
+        timeout=60,
+    )
+    text = done.stderr.decode()
+    assert "| evil " in text
+    assert not [
+        mark for mark in text if mark != "\n" and (ord(mark) < 32 or 127 <= ord(mark) < 160 or mark == "\u202e")
+    ]
+
+
+def test_bytes_that_are_no_unicode_can_stand_in_every_argument(tmp_path: Path) -> None:
+    arms = ("--arm", "a", "X=\udcff", "--arm", "b", "--output", "out\udcff")
+    assert _ab(tmp_path, *arms, "--dry-run").returncode == 0
+    done = _ab(tmp_path, *arms)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out\udcff" / "report-b.html").exists()
+    done = mlflashpoint("ab", "--arm", "a\udcff", "--arm", "b", "--", "true", cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
 def test_a_control_that_differs_has_exit_code_3(tmp_path: Path) -> None:
@@ -124,7 +208,8 @@ def test_a_control_that_differs_has_exit_code_3(tmp_path: Path) -> None:
 def test_a_run_is_stopped_at_its_deadline(tmp_path: Path) -> None:
     done = _ab(tmp_path, "--arm", "a", "HANG=600", "--arm", "b", "--output", "out", "--deadline-s", "2")
     assert done.returncode == 1
-    assert "a-r1 was stopped at its deadline after 2s" in done.stderr
+    assert "a-r1 was stopped at its deadline of 2s;" in done.stderr
+    assert "after 2s after" not in done.stderr
 
 
 def test_what_a_run_leaves_behind_is_stopped_before_the_next_one(tmp_path: Path) -> None:
@@ -167,6 +252,79 @@ def test_an_interrupt_stops_the_job_and_keeps_what_is_done(tmp_path: Path, numbe
     done = mlflashpoint("timings", "parse", "--label", "b", "out/logs/b-r1.log", "--output", "b.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def _started(tmp_path: Path, arms: tuple[str, ...], ignored: tuple[int, ...] = ()) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "mlflashpoint.cli", "ab", *arms, "--output", "out", *map(str, _COMMAND)]
+
+    def ignore() -> None:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+
+    return subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=ignore,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_was_ignored_at_the_start_stays_ignored(tmp_path: Path, number: int) -> None:
+    """As ``nohup`` does with SIGHUP, and a shell's ``&`` with SIGINT."""
+    process = _started(tmp_path, ("--arm", "a", "HANG=2", "--arm", "b"), (number,))
+    try:
+        _wait_for(tmp_path / "out" / "logs" / "a-r1.log", "hanging")
+        os.kill(process.pid, number)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0, errors
+
+
+def test_a_hangup_has_its_exit_code_in_the_help(tmp_path: Path) -> None:
+    process = _started(tmp_path, ("--arm", "a", "HANG=600", "--arm", "b", "--grace-s", "2"))
+    try:
+        _wait_for(tmp_path / "out" / "logs" / "a-r1.log", "hanging")
+        os.kill(process.pid, signal.SIGHUP)
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 129
+    assert "129, 130 or 143 interrupted" in mlflashpoint("ab", "--help", cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize("pause", [0.01, 0.15])
+def test_however_often_it_is_interrupted_no_process_of_the_job_is_left(tmp_path: Path, pause: float) -> None:
+    note = tmp_path / "orphan"
+    # the job itself does not listen to anything but SIGKILL either
+    arms = ("--arm", "a", "HANG=600", "DEAF=1", f"ORPHAN={note}", "--arm", "b", "--grace-s", "30")
+    process = _started(tmp_path, arms)
+    log = tmp_path / "out" / "logs" / "a-r1.log"
+    try:
+        _wait_for(log, "hanging")
+        job = int(next(line for line in log.read_text().splitlines() if line.startswith("pid=")).partition("=")[2])
+        began = time.monotonic()
+        for _ in range(12):
+            process.send_signal(signal.SIGINT)
+            time.sleep(pause)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert not _alive(int(note.read_text()))
+    assert not _alive(job)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    # the second one cut the patience short
+    assert time.monotonic() - began < 25
+    assert _states(tmp_path / "out") == [("a-r1", "interrupted")]
 
 
 def test_a_job_does_not_outlive_the_command_that_runs_it(tmp_path: Path) -> None:
@@ -224,6 +382,14 @@ def test_the_runs_can_be_shown_without_running_them(tmp_path: Path) -> None:
         (("--arm", "a", "--arm", "a", "X=1"), "the label 'a' is used twice"),
         (("--arm", "a", "--arm", "A"), "is used twice"),
         (("--arm", "../a", "--arm", "b"), "is no label"),
+        (("--arm", "a", "--arm", "Runs"), "a file of mlflashpoint ab"),
+        (("--arm", "report-a", "--arm", "b"), "a file of mlflashpoint ab"),
+        (("--arm", "logs", "--arm", "b"), "a file of mlflashpoint ab"),
+        (("--arm", "a", "--arm", "é" * 64), "is no label"),
+        (("--arm", "a", "MLFLASHPOINT_SAVE_EVERY_N_STEPS={arm}", "--arm", "b"), "not a whole number"),
+        (("--arm", "a", "MLFLASHPOINT_BRIDGE_MODE={x}", "--arm", "b"), "not a known choice"),
+        (("--arm", "a", "--arm", "b", "--durable", "x"), "--headline"),
+        (("--arm", "a", "--arm", "b", "--output", "n" * 300), "File name too long"),
         (("--arm", "a", "MLFLASHPOINT_BRIDGE_MODES=observe", "--arm", "b"), "did you mean"),
         (("--arm", "a", "--arm", "b", "--repeat", "0"), "not a whole number from 1"),
         (("--arm", "a", "--arm", "b", "--output", "full"), "the output folder is not empty"),
@@ -248,3 +414,17 @@ def test_a_command_that_is_missing_is_refused(tmp_path: Path, command: tuple[str
     assert done.returncode == 2
     assert reason in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_gets_full_in_between_is_one_line(tmp_path: Path) -> None:
+    program = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "from mlflashpoint.timings import ab, experiment; create = experiment.Experiment.run\n"
+        "def run(self, *given, **more):\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20)); return create(self, *given, **more)\n"
+        "experiment.Experiment.run = run; sys.exit(ab.main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-B", "-c", program, "--arm", "a", "--arm", "b", "--output", "out", "--", "true"]
+    done = subprocess.run(command, cwd=tmp_path, env=environ(), capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert "File too large" in done.stderr

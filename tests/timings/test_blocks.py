@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.timings.helpers import HEADER, block, found, iteration, scan
@@ -162,3 +164,112 @@ def test_an_announcement_that_comes_after_its_block_is_not_taken_for_the_next_sa
         for step in (2, 4, 6)
     )
     assert [step for _, step, _ in found(scan(log))] == [2, 4, 6]
+
+
+def _docker(text: str) -> str:
+    return "".join(json.dumps({"log": f"{line}\n", "stream": "stdout"}) + "\n" for line in text.splitlines())
+
+
+_LONG = "a" * 40 + "-checkpoint"
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        _docker(_ALL),
+        _docker(_ALL.replace("\n", "\x1b[0m\n")),
+        _ALL.replace("\n", "  \n"),
+        _ALL.replace("\n", "\t\x07\n"),
+        _ALL.replace("\n", " \x1b[0m\n"),
+        _ALL.replace("\n", "\u00a0\n"),
+        _ALL.replace("save-checkpoint:", "save-checkpoint: [repeated 2x across cluster]"),
+    ],
+    ids=ascii,
+)
+def test_a_list_of_ranks_is_found_whatever_stands_behind_its_lines(log: str) -> None:
+    assert found(scan(log)) == [("save-checkpoint", None, 30.0)]
+
+
+@pytest.mark.parametrize("form", ["minmax", "max", "all", "flat"])
+def test_a_timer_with_a_long_name_is_found_in_every_form(form: str) -> None:
+    log = {
+        "minmax": f"{HEADER}\n    {_LONG} : (1.00, 30.00)\n",
+        "max": f"max time across ranks (ms):\n    {_LONG} : 30.00\n",
+        "all": _ALL.replace("save-checkpoint", _LONG),
+        "flat": f"time (ms) | {_LONG}: 30.00\n",
+    }[form]
+    for text in (log, _docker(log)):
+        assert found(scan(text)) == [(_LONG, None, 30.0)]
+
+
+def test_of_two_timers_whose_names_end_differently_both_survive() -> None:
+    second = "  load-checkpoint: \n     rank  0: 11.00\n     rank  1: 31.00\n"
+    assert found(scan(_ALL + second)) == [("save-checkpoint", None, 30.0), ("load-checkpoint", None, 31.0)]
+
+
+def test_a_list_of_ranks_whose_name_is_missing_is_not_taken_for_the_timer_before() -> None:
+    result = scan(_ALL + "     rank  0: 11.00\n     rank  1: 99.00\n     rank  2: 12.00\n     rank  3: 98.00\n")
+    assert (found(result), result.torn) == ([("save-checkpoint", None, 30.0)], 1)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        "(10.00, 12.50) glued",
+        "(10.00, 12.50)WARNING:",
+        "(10.00, 12.",
+        "(10.00, ",
+        "(",
+        "",
+        "(10.00, nan)",
+        "(nan, nan)",
+        "(10.00, inf)",
+        "(-1.00, 12.50)",
+        "(12.50, 10.00)",
+        "12.5",
+        "-12.50",
+        "12.50[rank 3] text",
+    ],
+)
+@pytest.mark.parametrize("name", ["save-checkpoint", _LONG])
+def test_a_row_that_is_torn_is_counted(name: str, values: str) -> None:
+    result = scan(f"{HEADER}\n    {(name + ' ').ljust(48, '.')}: {values}\n")
+    assert (found(result), result.torn) == ([], 1)
+
+
+def test_a_row_that_is_cut_in_its_dots_is_counted() -> None:
+    for rest in ("...", "......[default0]: text", "................................"):
+        assert scan(f"{HEADER}\n    save-checkpoint {rest}\n").torn == 1
+
+
+@pytest.mark.parametrize("value", ["20.00glued", "20.0", "2", "", "nan", "inf", "-20.00", "20.00 text:"])
+def test_a_list_with_a_torn_rank_is_left_out_and_counted(value: str) -> None:
+    result = scan(_ALL.replace("rank  2: 20.00", f"rank  2: {value}") + "  load-checkpoint:\n     rank  0: 11.00\n")
+    assert (found(result), result.torn) == ([("load-checkpoint", None, 11.0)], 1)
+
+
+def test_a_torn_flat_row_is_counted() -> None:
+    for text in ("12.5", "nan", "12.50 glued", "-1.00"):
+        result = scan(f"time (ms) | save-checkpoint: {text}\n")
+        assert (found(result), result.torn) == ([], 1)
+
+
+@pytest.mark.parametrize(
+    "line", ["WARNING:", "Traceback (most recent call last):", "/opt/x.py:12: UserWarning:", "a  b:"]
+)
+@pytest.mark.parametrize("place", range(2, 6))
+def test_a_foreign_line_in_column_0_does_no_harm_to_a_list_of_ranks(line: str, place: int) -> None:
+    lines = _ALL.splitlines()
+    lines.insert(place, line)
+    assert found(scan("\n".join(lines))) == [("save-checkpoint", None, 30.0)]
+
+
+def test_a_foreign_name_with_two_blanks_in_front_is_told_at_least() -> None:
+    lines = _ALL.splitlines()
+    lines.insert(2, "  other-name:")
+    result = scan("\n".join(lines))
+    assert (found(result), result.torn) == ([("save-checkpoint", None, 30.0)], 0) or result.torn == 1
+
+
+def test_a_list_of_ranks_that_lost_its_indentation_is_read() -> None:
+    assert found(scan("\n".join(line.strip() for line in _ALL.splitlines()))) == [("save-checkpoint", None, 30.0)]

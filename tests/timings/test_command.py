@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mlflashpoint.timings.command import main
 from tests.timings.helpers import LOGS, block, environ, iteration, mlflashpoint, timing_set
 
 _BRIDGE = LOGS / "bridge-0.6.2-minmax.log"
@@ -171,3 +172,92 @@ def test_the_commands_work_without_torch_and_numpy(tmp_path: Path) -> None:
     command = [sys.executable, "-c", program, "parse", "--label", "a", str(_BRIDGE)]
     done = subprocess.run(command, cwd=tmp_path, env=environ(), capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def _raw(
+    tmp_path: Path, program: str, *arguments: object, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The command under a shell that redirects; ``$@`` is the command."""
+    command = [sys.executable, "-m", "mlflashpoint.cli", "timings", *map(str, arguments)]
+    done = subprocess.run(
+        ["sh", "-c", program, "sh", *command], cwd=tmp_path, env=environ(env), capture_output=True, timeout=60
+    )
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ('"$@" - <&-', "standard input is closed"),
+        (f'"$@" {_BRIDGE} >/dev/full', "No space left"),
+        (f'"$@" {_BRIDGE} >&-', "standard output is closed"),
+        (f'ln -s loop loop; "$@" {_BRIDGE} --output loop', "symbolic links"),
+        ('ln -s loop loop; "$@" loop', "symbolic links"),
+        (f'"$@" {_BRIDGE} --output {"n" * 300}', "File name too long"),
+        (f'"$@" {"n" * 300}', "File name too long"),
+        (f'"$@" {_BRIDGE} --output /dev/full', "No space left"),
+        (f'"$@" {_BRIDGE} --output /dev/stdout >&-', "can't write the output"),
+        (f'"$@" {_BRIDGE} $(printf "gone\\377\\033[31m")', "No such file"),
+    ],
+)
+def test_surroundings_that_do_not_work_are_one_line_and_exit_code_2(tmp_path: Path, program: str, reason: str) -> None:
+    done = _raw(tmp_path, program, "parse", "--label", "x")
+    _assert_refused(done, reason)
+    assert "\x1b" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir() if path.name != "loop"] == []
+
+
+def test_an_error_that_nobody_can_read_is_an_exit_code(tmp_path: Path) -> None:
+    for where in ("2>&-", "2>/dev/full"):
+        assert _raw(tmp_path, f'"$@" gone {where}', "parse", "--label", "x").returncode == 2
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_log_whose_name_is_no_unicode_is_read_and_named(tmp_path: Path, encoding: str) -> None:
+    name = os.fsdecode(b"log\xff\x1b")
+    text = (
+        iteration(1) + block(1, 2) + "  x checkpoint ...: (1.00, 2.00)\n    y-checkpoint ..............: (3.00, 1.00)\n"
+    )
+    (tmp_path / name).write_text(text)
+    done = _raw(tmp_path, '"$@"', "parse", "--label", "x", name, "--output", "x", env={"PYTHONIOENCODING": encoding})
+    assert (done.returncode, "Traceback" in done.stderr, "\x1b" in done.stderr) == (0, False, False)
+    assert json.loads((tmp_path / "x").read_text())["sources"][0]["path"] == name
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"label": "\ud800\x1b[31m\n"},
+        {"timers": {"\ud800checkpoint\n": [{"seconds": 1.0, "run": 0, "order": 0}]}},
+        {"timers": {"checkpoint": [{"seconds": 1e308, "run": 0, "order": n} for n in range(3)]}},
+        {"timers": {"checkpoint": [{"seconds": 5e-324 * 10**n, "run": 0, "order": n} for n in (0, 15)]}},
+        {"timers": {"checkpoint": [{"seconds": 10**400, "run": 0, "order": 0}]}},
+        {"timers": {"checkpoint": [{"seconds": 1, "run": 0, "order": 10**400}]}},
+        {"timers": {"checkpoint": [{"seconds": 1, "run": 0, "order": 0, "step": 10**400}]}},
+        {"timers": {"checkpoint": [{"seconds": 1, "run": 0, "order": n, "step": n * (2**53 - 1)} for n in (0, 1)]}},
+        {"timers": {"checkpoint": [{"seconds": float("nan"), "run": 0, "order": 0}]}},
+        {"timers": {"checkpoint": [{"seconds": 1, "run": 0, "order": 0, "least": 2}]}},
+        {"timers": {"checkpoint": [7]}},
+        {"timers": {}},
+        {"timers": []},
+        {"sources": [{"path": "x", "lines": "many", "samples": 1}]},
+        {"sources": [{"path": 7, "lines": 1, "samples": 1}]},
+        {"sources": [{"path": "x", "lines": 1, "samples": 1, "torn": None}]},
+        {"sources": ["x"]},
+        {"job": {"world_size": {"a": 1}}},
+        {"job": {"world_size": [[[]]]}},
+        {"notes": "note"},
+        {"notes": [1]},
+        {"failed": {"x": -1}},
+    ],
+    ids=str,
+)
+def test_an_edited_result_is_compared_or_refused_in_one_line(tmp_path: Path, change: dict[str, object]) -> None:
+    whole = json.loads(timing_set("a", {"save-checkpoint": [1.0, 2.0]}).to_json())
+    (tmp_path / "a.json").write_text(json.dumps({**whole, **change}))
+    (tmp_path / "b.json").write_text(timing_set("b", {"save-checkpoint": [1.0, 2.0]}).to_json())
+    files = ("--baseline", tmp_path / "a.json", "--candidate", tmp_path / "b.json", "--html", tmp_path / "page")
+    for form in ("--json", "--markdown", "--seed=0"):
+        code = main(["compare", *map(str, files), "--output", str(tmp_path / "out"), form])
+        assert code in (0, 2, 3)
+        (tmp_path / "out").read_text() if code != 2 else None

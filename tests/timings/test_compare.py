@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from mlflashpoint.errors import TimingsError
+from mlflashpoint.timings import document, markdown, page, text, wording
 from mlflashpoint.timings.compare import Comparison, Row, compare
 from tests.timings.helpers import timing_set
 
@@ -168,6 +169,22 @@ def test_the_headlines_timers_can_be_named() -> None:
     headline = _compared(*arms, headline=True, durable="checkpointing", substitute="checkpointing").headline
     assert headline is not None
     assert headline.factor == pytest.approx(9.05 / 1.05)
+
+
+def test_a_headline_of_saves_that_took_no_time_is_a_sentence() -> None:
+    zero = _compared({_DURABLE: [0.0, 0.0]}, {_DURABLE: [0.0, 0.0], _MEMORY: [0.6, 0.7]}, headline=True)
+    assert wording.headline(zero)[0] == "the durable save took no measurable time"
+    both = _compared({_DURABLE: [0.0, 0.0]}, {_DURABLE: [0.0, 0.0], _MEMORY: [0.0]}, headline=True)
+    assert wording.headline(both)[0] == "the substituted save took no measurable time"
+    for render in (text.render, markdown.render, page.render, document.render):
+        render(zero)
+        render(both)
+
+
+def test_a_result_without_timers_is_not_blamed_on_an_option() -> None:
+    with pytest.raises(TimingsError, match="there is no timer in 'baseline'") as caught:
+        _compared({}, {_DURABLE: _OTHER})
+    assert "--skip-first" not in str(caught.value)
 
 
 def test_few_saves_and_the_notes_of_the_logs_are_cautions() -> None:

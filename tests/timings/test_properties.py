@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlflashpoint.errors import TimingsError
+from mlflashpoint.timings.lines import LineSplitter
 from mlflashpoint.timings.samples import TimingSet
+from mlflashpoint.timings.scan import LogScan
 from tests.timings.helpers import LOGS, block, found, iteration, save_line, scan
 
 # hypothesis would time the examples; this machine can be busy
@@ -82,3 +85,22 @@ def test_no_text_makes_the_reader_of_results_fail_otherwise_than_named(text: str
         assert "\n" not in str(error)
     else:
         raise AssertionError("that was no result")
+
+
+_BEHIND = st.sampled_from(
+    ["", " ", "\t ", "\x1b[0m", " \x1b[0m", "\x07", "\u00a0", "é", " [repeated 2x across cluster]"]
+)
+
+
+@_EXAMPLES
+@given(st.lists(st.tuples(st.sampled_from(_PIECES), _BEHIND, st.booleans()), max_size=40))
+def test_nothing_that_can_be_read_is_passed_over(pieces: list[tuple[bytes, str, bool]]) -> None:
+    lines = []
+    for piece, behind, docker in pieces:
+        line = piece.rstrip(b"\n") + behind.encode()
+        lines.append(json.dumps({"log": line.decode("utf-8", "replace") + "\n"}).encode() if docker else line)
+    log = b"\n".join(lines) + b"\n"
+    whole, splitter = LogScan(), LineSplitter()
+    whole.feed(splitter.feed(log))
+    whole.finish()
+    assert found(scan(log)) == found(whole)

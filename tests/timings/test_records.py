@@ -134,3 +134,29 @@ def test_nemo_rls_rounded_times_do_not_make_a_restarts_save_a_copy() -> None:
     table = "Saving checkpoint for step 2...\n  • checkpointing: 1.25s (13.9%)\n"
     log = step.format(2) + table + step.format(1) + step.format(2) + table
     assert found(scan(log)) == [("checkpointing", 2, 1250.0)] * 2
+
+
+@pytest.mark.parametrize("seconds", ["0.2", "0.250s glued", "nan", "-0.250", "inf"])
+def test_a_torn_line_of_nemo_is_counted(seconds: str) -> None:
+    line = _NEMO.format(rank=0, step=3, start=1.0, seconds=0.25).replace("0.250s", seconds)
+    assert (found(scan(line)), scan(line).torn) == ([], 1)
+
+
+@pytest.mark.parametrize("seconds", ["1.2", "1.25s (13.9%)glued", "nans", "-1.25s", "1.25"])
+def test_a_torn_row_of_nemo_rl_is_counted(seconds: str) -> None:
+    result = scan(f"  • checkpointing: {seconds}\n  • policy_training: {seconds}\n")
+    assert (found(result), result.torn) == ([], 1)
+
+
+@pytest.mark.parametrize("milliseconds", ["NaN", "Infinity", "-1.0", "1e400", "12"])
+def test_a_record_of_ours_with_an_impossible_time_is_counted(milliseconds: str) -> None:
+    line = save_line(0, 3, 1.5).replace("1.5", milliseconds)
+    if milliseconds == "12":
+        line = line[: line.index("12") + 2]
+    assert (found(scan(line)), scan(line).torn) == ([], 1)
+
+
+def test_a_record_of_ours_is_counted_as_torn_wherever_it_was_cut() -> None:
+    line = save_line(0, 3, 1.5).rstrip("\n")
+    for length in range(line.index("save") + 4, len(line)):
+        assert (found(scan(line[:length])), scan(line[:length]).torn) == ([], 1), line[:length]

@@ -168,6 +168,19 @@ def test_text_of_a_log_is_never_markup() -> None:
             assert len(re.findall(r"(?<!\\)\|", line)) == 11
 
 
+@pytest.mark.parametrize("render", [text.render, markdown.render, page.render, document.render])
+def test_control_characters_of_a_log_are_shown_and_not_sent(render: object) -> None:
+    assert callable(render)
+    evil = "".join(map(chr, (*range(32), *range(127, 160)))) + "\u2028\u202e\u2066\ud800\udcff"
+    arms = [timing_set(f"{label}{evil}", {f"{evil}checkpoint": [1.0, 2.0]}, notes=(evil,)) for label in "ab"]
+    shown = render(compare(*arms, headline=True, durable=f"{evil}checkpoint", substitute=f"{evil}checkpoint"))
+    plain = render(_example())
+    assert {mark for mark in shown if not mark.isprintable()} == {"\n"} == {m for m in plain if not m.isprintable()}
+    shown.encode()
+    if render is not document.render:
+        assert "\\x1b" in shown.replace("\\\\", "\\")
+
+
 def test_saves_without_a_step_are_drawn_in_the_order_of_the_log() -> None:
     one, other = (TimingSet(label, {"save-checkpoint": (Sample(1.0, 0, 3), Sample(2.0, 0, 7))}) for label in ("a", "b"))
     drawing = charts.stall_over_time(compare(one, other))

@@ -63,3 +63,45 @@ def test_the_bootstraps_interval_covers_the_true_difference_about_as_often_as_it
         low, high = stats.bootstrap_difference(one, other, seed=trial, resamples=500) or (0, 0)
         hits += low <= 1.0 <= high
     assert 180 <= hits <= 199
+
+
+@pytest.mark.parametrize("kind", ["normal", "skewed", "a few that are very slow"])
+def test_the_interval_of_many_values_agrees_with_that_of_full_resamples(kind: str) -> None:
+    generator = random.Random(3)
+
+    def drawn(count: int) -> list[float]:
+        if kind == "normal":
+            return [generator.gauss(10, 1) for _ in range(count)]
+        values = [generator.lognormvariate(0, 1.5) for _ in range(count)]
+        if kind.startswith("a few"):
+            values[:4] = [3000.0, 900.0, 1200.0, 2000.0]
+        return values
+
+    one, other = drawn(1500), drawn(2500)
+    assert min(len(one), len(other)) > stats.FULL_RESAMPLES_TO
+    differences = [
+        statistics.fmean(generator.choices(other, k=len(other))) - statistics.fmean(generator.choices(one, k=len(one)))
+        for _ in range(2000)
+    ]
+    expected = stats.quantile(differences, 0.025), stats.quantile(differences, 0.975)
+    width = expected[1] - expected[0]
+    assert stats.bootstrap_difference(one, other, seed=0) == pytest.approx(expected, abs=0.08 * width)
+
+
+def test_the_number_of_draws_does_not_grow_with_the_number_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = 0
+
+    class Counting(random.Random):
+        def random(self) -> float:
+            nonlocal drawn
+            drawn += 1
+            return super().random()
+
+    monkeypatch.setattr(stats.random, "Random", Counting)
+    values = [random.gauss(10, 1) for _ in range(100_000)]
+    stats.bootstrap_difference(values, values, seed=0)
+    assert 0 < drawn < 5_000_000
+
+
+def test_many_equal_values_have_an_interval_without_width() -> None:
+    assert stats.bootstrap_difference([0.1] * 5000, [0.3] * 5000, seed=0) == pytest.approx((0.2, 0.2), rel=1e-12)
