@@ -21,6 +21,8 @@ _MARK = "MLFLASHPOINT_TEST_RUN"
 # A shell without job control starts what it puts into the background with SIGINT ignored, and that is inherited.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _orphans(mark: str) -> list[int]:
