@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mlflashpoint.agent.arguments import Arguments, argument
 from mlflashpoint.agent.guard import Call
 from mlflashpoint.agent.patch import Patch
 
@@ -32,12 +33,6 @@ PATCHES: tuple[Patch, ...] = (
     _patch("decide", "train", "checkpoint_and_decide_exit", around="around_decide"),
 )
 
-Arguments = tuple[Any, ...]
-
-
-def _argument(args: Arguments, kwargs: Mapping[str, Any], index: int, name: str) -> Any:
-    return args[index] if len(args) > index else kwargs.get(name)
-
 
 def before_validate(config: Any, args: Arguments, kwargs: Mapping[str, Any]) -> None:
     """Turn memory saves on where the recipe leaves room for it."""
@@ -50,7 +45,7 @@ def around_context(call: Call, instance: Any, args: Arguments, kwargs: Mapping[s
     """Put our local manager into the context that Bridge saves and loads by."""
     from mlflashpoint.adapter.megatron_bridge import context
 
-    return context.initialise(call, _argument(args, kwargs, 0, "checkpoint_config"))
+    return context.initialise(call, argument(args, kwargs, 0, "checkpoint_config"))
 
 
 def before_save(instance: Any, args: Arguments, kwargs: Mapping[str, Any]) -> None:
@@ -64,10 +59,10 @@ def around_load(call: Call, instance: Any, args: Arguments, kwargs: Mapping[str,
     """Let Bridge resume from memory where that is newest and fits."""
     from mlflashpoint.adapter.megatron_bridge.local_manager import local_manager_of
 
-    manager = local_manager_of(_argument(args, kwargs, 5, "checkpointing_context"))
+    manager = local_manager_of(argument(args, kwargs, 5, "checkpointing_context"))
     if manager is None:
         return call()
-    with manager.loading(_argument(args, kwargs, 0, "state"), _argument(args, kwargs, 1, "model")):
+    with manager.loading(argument(args, kwargs, 0, "state"), argument(args, kwargs, 1, "model")):
         return call()
 
 
@@ -75,7 +70,7 @@ def around_exists(call: Call, instance: Any, args: Arguments, kwargs: Mapping[st
     """Let Bridge's resume decision for PEFT adapters hear of memory."""
     from mlflashpoint.adapter.megatron_bridge import context
 
-    return context.checkpoint_exists(call(), _argument(args, kwargs, 0, "checkpoints_path"))
+    return context.checkpoint_exists(call(), argument(args, kwargs, 0, "checkpoints_path"))
 
 
 def around_iteration(call: Call, instance: Any, args: Arguments, kwargs: Mapping[str, Any]) -> Any:
@@ -83,7 +78,7 @@ def around_iteration(call: Call, instance: Any, args: Arguments, kwargs: Mapping
     from mlflashpoint.adapter.megatron_bridge import context
 
     names = ("non_persistent_global_dir", "non_persistent_ckpt_type", "checkpointing_context")
-    return context.iteration(call, *(_argument(args, kwargs, place, name) for place, name in enumerate(names)))
+    return context.iteration(call, *(argument(args, kwargs, place, name) for place, name in enumerate(names)))
 
 
 def around_save(call: Call, instance: Any, args: Arguments, kwargs: Mapping[str, Any]) -> Any:

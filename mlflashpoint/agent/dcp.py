@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mlflashpoint.agent.arguments import Arguments
 from mlflashpoint.agent.guard import Call
 from mlflashpoint.agent.patch import Patch
 
@@ -26,8 +27,6 @@ PATCHES: tuple[Patch, ...] = (
     _patch("load", "torch.distributed.checkpoint.state_dict_loader", "load", around="around_load"),
     _patch("end", "torch.distributed.distributed_c10d", "destroy_process_group", before="before_end"),
 )
-
-Arguments = tuple[Any, ...]
 
 
 def around_save(call: Call, instance: Any, args: Arguments, kwargs: Mapping[str, Any]) -> Any:

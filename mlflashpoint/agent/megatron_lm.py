@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mlflashpoint.agent.arguments import Arguments, argument
 from mlflashpoint.agent.guard import Call
 from mlflashpoint.agent.patch import Patch
 
@@ -31,18 +32,12 @@ PATCHES: tuple[Patch, ...] = (
     _patch("decide", "training", "checkpoint_and_decide_exit", around="around_decide"),
 )
 
-Arguments = tuple[Any, ...]
-
-
-def _argument(args: Arguments, kwargs: Mapping[str, Any], index: int, name: str) -> Any:
-    return args[index] if len(args) > index else kwargs.get(name)
-
 
 def around_pretrain(call: Call, instance: Any, args: Arguments, kwargs: Mapping[str, Any]) -> Any:
     """Turn memory saves on where the recipe leaves room for it."""
     from mlflashpoint.adapter.megatron_lm import loop
 
-    return loop.pretrain(call, _argument(args, kwargs, 0, "cfg_container"))
+    return loop.pretrain(call, argument(args, kwargs, 0, "cfg_container"))
 
 
 def before_setup(instance: Any, args: Arguments, kwargs: Mapping[str, Any]) -> None:
@@ -56,7 +51,7 @@ def around_load(call: Call, instance: Any, args: Arguments, kwargs: Mapping[str,
     """Let the loop resume from memory where that is newest and fits."""
     from mlflashpoint.adapter.megatron_lm import loop
 
-    return loop.load(call, _argument(args, kwargs, 0, "ddp_model"), _argument(args, kwargs, 5, "checkpointing_context"))
+    return loop.load(call, argument(args, kwargs, 0, "ddp_model"), argument(args, kwargs, 5, "checkpointing_context"))
 
 
 def around_write(call: Call, instance: Any, args: Arguments, kwargs: Mapping[str, Any]) -> Any:

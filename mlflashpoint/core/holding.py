@@ -6,11 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlflashpoint.core import mapping
-from mlflashpoint.core.files import file_error, read_file
 from mlflashpoint.core.record import ShardRecord
-from mlflashpoint.core.shard import MAX_INDEX_BYTES
 from mlflashpoint.core.slot import Slot
-from mlflashpoint.core.slotfiles import file_of, read_record
+from mlflashpoint.core.slotfiles import file_of, read_index, read_record
 from mlflashpoint.errors import ShardFormatError
 
 
@@ -55,13 +53,9 @@ class Holding:
 
 
 def _index(slot: Path, record: ShardRecord) -> bytes:
-    file = file_of(slot, "index")
-    try:
-        index = read_file(file, min(record.index_bytes, MAX_INDEX_BYTES))
-    except OSError as error:
-        raise file_error("the index can't be read", error, path=file) from error
+    index = read_index(slot, record)
     if len(index) != record.index_bytes:
         raise ShardFormatError(
-            f"the index has not the {record.index_bytes} bytes that its commit record says", path=file
+            f"the index has not the {record.index_bytes} bytes that its commit record says", path=file_of(slot, "index")
         )
     return index

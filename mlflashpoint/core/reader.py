@@ -15,14 +15,13 @@ from torch import Tensor
 
 from mlflashpoint.core import mapping
 from mlflashpoint.core.copying import Schedule, in_two_threads
-from mlflashpoint.core.files import file_error, read_file
 from mlflashpoint.core.flatten import Flat, flatten
 from mlflashpoint.core.layout import view_of
 from mlflashpoint.core.pairing import Pairing, described, overlaps, pair
 from mlflashpoint.core.record import ShardRecord
-from mlflashpoint.core.shard import MAX_INDEX_BYTES, ShardIndex, TensorEntry, digest_of, parse_index
+from mlflashpoint.core.shard import ShardIndex, TensorEntry, digest_of, parse_index
 from mlflashpoint.core.skeleton import Entry
-from mlflashpoint.core.slotfiles import file_of, read_record
+from mlflashpoint.core.slotfiles import file_of, read_index, read_record
 from mlflashpoint.core.unflatten import unflatten
 from mlflashpoint.errors import (
     ContainerError,
@@ -67,11 +66,7 @@ class ShardReader:
         record = read_record(slot_path)
         if record is None:
             raise ShardFormatError("the slot holds no committed shard", path=slot_path)
-        file = file_of(slot_path, "index")
-        try:
-            index = read_file(file, min(record.index_bytes, MAX_INDEX_BYTES))
-        except OSError as error:
-            raise file_error("the index can't be read", error, path=file) from error
+        index = read_index(slot_path, record)
         mapped = mapping.map_readable(file_of(slot_path, "data"), record.data_bytes)
         memory = torch.empty(0, dtype=torch.uint8, device="cpu") if mapped is None else mapped.bytes
         return cls._checked(record, index, memory, slot_path)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mlflashpoint.core.files import file_error, read_file
 from mlflashpoint.core.record import ShardRecord
+from mlflashpoint.core.shard import MAX_INDEX_BYTES
 from mlflashpoint.errors import FlashpointError, ShardFormatError
 
 _MAX_RECORD_BYTES = 64 << 10
@@ -76,6 +77,15 @@ def read_record(slot: Path) -> ShardRecord | None:
         return ShardRecord.from_json(data)
     except ShardFormatError as error:
         raise ShardFormatError(error.message, remedy=error.remedy, path=file) from None
+
+
+def read_index(slot: Path, record: ShardRecord) -> bytes:
+    """The slot's index, not looked into; longer than the record says if the file is. Raises ContainerError."""
+    file = file_of(slot, "index")
+    try:
+        return read_file(file, min(record.index_bytes, MAX_INDEX_BYTES))
+    except OSError as error:
+        raise file_error("the index can't be read", error, path=file) from error
 
 
 def check_sizes(slot: Path, record: ShardRecord) -> None:

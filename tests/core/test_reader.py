@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mlflashpoint.core import reader as reader_module
+from mlflashpoint.core import slotfiles
 from mlflashpoint.core.arena import file_of
 from mlflashpoint.core.reader import ShardReader
 from mlflashpoint.errors import (
@@ -245,7 +245,7 @@ def test_a_damaged_file_is_a_named_error(slot, kind, damage):
 
 
 def test_an_index_that_claims_to_be_huge_is_not_read(slot, monkeypatch):
-    monkeypatch.setattr(reader_module, "MAX_INDEX_BYTES", 100)
+    monkeypatch.setattr(slotfiles, "MAX_INDEX_BYTES", 100)
     with pytest.raises(FlashpointError, match="bytes"):
         ShardReader.open(slot)
 
