@@ -230,6 +230,13 @@ class StoreConfig:
         )
         if self.drain_dir is not None:
             object.__setattr__(self, "drain_dir", _directory("MLFLASHPOINT_DRAIN_DIR", os.fspath(self.drain_dir)))
+            if self.base_container in (self.drain_dir, *self.drain_dir.parents):
+                raise SettingError(
+                    "the drain directory lies in the base container",
+                    setting="MLFLASHPOINT_DRAIN_DIR",
+                    value=str(self.drain_dir),
+                    remedy="set it to a durable directory that all nodes see",
+                )
         for name in ("replicas", "keep_versions", "busy_wait_s", "deadline_s", "drain_budget_s"):
             BY_NAME[name].read({BY_NAME[name].variable: str(getattr(self, name))})
 

@@ -78,6 +78,7 @@ def _wanted(inventory: Inventory) -> Iterable[Version]:
 def _drain(inventory: Inventory, version: Version, to: Path, deadline: float) -> int:
     """Drain what is here of one version; takes it all back if some can't be. Returns the bytes written."""
     target = DrainDir(to, inventory.container.job_id, version.group)
+    target.check(inventory.container.path)
     nbytes, written = 0, []
     try:
         for rank, slots in _slots_of(inventory, version).items():

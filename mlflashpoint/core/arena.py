@@ -84,6 +84,12 @@ class Arena:
         if slot.capacity < nbytes:
             self._prepare([slot], nbytes, 1)
 
+    def remove(self, slot: Slot) -> int:
+        """Give up a slot and its memory; returns the bytes freed. Raises ContainerError."""
+        freed = slot.remove()
+        self.slots.remove(slot)
+        return freed
+
     def _fresh(self, count: int) -> list[Slot]:
         taken = {slot.path for slot in self.slots}
         free_paths = (path for path in map(self._path, range(count + len(taken))) if path not in taken)

@@ -41,6 +41,7 @@ def drain_rank(session: Session, pipeline: Pipeline) -> Drained:
         raise DrainError(
             "there is nowhere to drain to", setting="MLFLASHPOINT_DRAIN_DIR", remedy="set it to a durable directory"
         )
+    target.check(session.container.path)
     began = time.monotonic()
     # What is being committed at this moment may become the newest complete version within the next one.
     pipeline.flush(min(_FLUSH_S, config.drain_budget_s / 4))

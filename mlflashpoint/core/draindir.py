@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from mlflashpoint.core.container import MEMORY_KINDS, existing_folder, filesystem_kind
 from mlflashpoint.core.holding import Holding
 from mlflashpoint.core.reader import ShardReader
 from mlflashpoint.core.record import DRAIN_NODE, ShardCopy, ShardRecord
@@ -30,6 +31,7 @@ _VERSION = re.compile(r"step-([0-9]{1,18})\.([0-9]{1,9})\.([0-9a-zA-Z+]{0,64})")
 _COMMIT = re.compile(r"(rank-[0-9]{1,9})\.commit")
 #: bytes between two looks at the clock
 _STRIDE = 64 << 20
+_GIVE = "give a durable directory that this user may write and all nodes see"
 
 
 class DrainDir:
@@ -43,6 +45,24 @@ class DrainDir:
     def __init__(self, root: Path, job_id: str, group: str) -> None:
         self.root = root
         self.path = root / job_id / group
+
+    def check(self, base: Path) -> None:
+        """See before anything is written whether it can be drained to, out of the container ``base``.
+
+        Raises:
+            DrainError: it is no directory, or lies in that container.
+        """
+        root, memory = Path(os.path.realpath(self.root)), Path(os.path.realpath(base))
+        if root == memory or memory in root.parents:
+            raise DrainError("the drain directory lies in the memory to drain", path=self.root, remedy=_GIVE)
+        try:
+            if root.exists() and not root.is_dir():
+                raise DrainError("the drain directory is no directory", path=self.root, remedy=_GIVE)
+            kind = filesystem_kind(existing_folder(root))
+        except OSError as error:
+            raise self._unusable(error) from error
+        if kind in MEMORY_KINDS:
+            log.warning("the drain directory %s is on %s, which does not outlive the node; %s", self.root, kind, _GIVE)
 
     def put(self, holding: Holding, *, deadline: float) -> int:
         """Write one shard; nothing is left of it if that fails.
@@ -161,12 +181,15 @@ class DrainDir:
     def _explained(self, error: OSError, record: ShardRecord) -> DrainError:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return self._full(record, error.strerror or "no space left")
+        return self._unusable(error, record)
+
+    def _unusable(self, error: OSError, record: ShardRecord | None = None) -> DrainError:
         return DrainError(
             f"the drain directory can't be used: {error.strerror or error}",
-            rank=record.rank,
-            step=record.step,
+            rank=None if record is None else record.rank,
+            step=None if record is None else record.step,
             path=error.filename or self.root,
-            remedy="give a directory that this user may write and all nodes see",
+            remedy=_GIVE,
         )
 
     def _full(self, record: ShardRecord, why: str) -> DrainError:

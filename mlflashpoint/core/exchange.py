@@ -20,6 +20,7 @@ from mlflashpoint.core.counters import Counters, Stats, as_flashpoint
 from mlflashpoint.core.fetched import Fetched, RoomFor
 from mlflashpoint.core.holding import Holding
 from mlflashpoint.core.lagfile import SeatLag
+from mlflashpoint.core.orphans import free_replicas
 from mlflashpoint.core.placement import Placement
 from mlflashpoint.core.reader import ShardReader
 from mlflashpoint.core.record import ShardCopy, ShardRecord
@@ -201,6 +202,25 @@ class Exchange:
             raise
         bad = [sources[source] for source in got.failures]
         return room.keep(got.buffers, bad)
+
+    def free_strays(self) -> None:
+        """Free the replicas of ranks that send none here any more, when a version of this start is complete.
+
+        Raises nothing: they only take up memory.
+        """
+        try:
+            with self._lock:
+                if self._replicas is not None and not self._closed:
+                    freed = self._replicas.free_strays(self.placement.owners)
+                elif self._session.joined_already is not None and not self.linked:
+                    freed = free_replicas(self._session.seat)
+                else:
+                    return
+        except (FlashpointError, OSError) as error:
+            log.warning("old replicas could not be freed: %s", error)
+            return
+        if freed:
+            log.info("rank %d: freed %d bytes of replicas that nobody sends here any more", self._rank, freed)
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Whether nothing is on its way to other nodes within ``timeout_s`` seconds."""

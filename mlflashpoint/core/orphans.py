@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from mlflashpoint.core.arena import file_of, scan_seat
 from mlflashpoint.core.manifest import seats_of
 from mlflashpoint.core.plan import VersionKey
 from mlflashpoint.core.rotation import Tenant, Version, may_overwrite
 from mlflashpoint.core.seat import SeatLock
+from mlflashpoint.core.slotfiles import remove_files, scan_seat
 from mlflashpoint.errors import ContainerError, FlashpointError
 
 log = logging.getLogger("mlflashpoint.core")
@@ -60,10 +60,10 @@ def free_slots(seat: Path, newest: VersionKey | None = None) -> int:
             tenant = Tenant(Version(record.incarnation, record.step), failed=not kept)
             if not may_overwrite(tenant, Version(newest.incarnation, newest.step)):
                 continue
-        # The commit record goes first: without it nobody takes the rest for a shard.
-        for kind in ("commit", "index", "data", "quarantined"):
-            file = file_of(slot.path, kind)
-            if file.exists():
-                freed += file.stat().st_blocks * 512
-                file.unlink()
+        freed += remove_files(slot.path)
     return freed
+
+
+def free_replicas(seat: Path) -> int:
+    """Remove the replicas on a seat, of a rank that keeps none any more; raises as ``free_slots``."""
+    return sum(remove_files(slot.path) for slot in scan_seat(seat) if slot.replica)

@@ -30,6 +30,7 @@ log = logging.getLogger("mlflashpoint.core")
 _QUIET_S = 5.0
 
 _RARER = "save more rarely, or set MLFLASHPOINT_KEEP_VERSIONS=3 for one more slot"
+_REACHABLE = f"if its holders can be reached (the log says so if not), {_RARER}"
 
 
 class Pipeline:
@@ -54,6 +55,8 @@ class Pipeline:
         #: whether it is known which versions of earlier starts count
         self._based = False
         self._stuck_in_a_row = 0
+        #: whether nothing is left here that earlier starts kept for ranks which now have other holders
+        self._swept = False
 
     def stage(self, ticket: Ticket, state: Any, attributes: Attributes) -> int:
         """Copy the state into a slot and hand it to the background; the blocking part of a save.
@@ -184,7 +187,7 @@ class Pipeline:
             arena = Arena(seat)
             try:
                 arena.adopt()
-                self._free_orphans()
+                self._free_orphans(max(self._complete, default=None))
                 arena.reserve(count, nbytes)
             except BaseException:
                 arena.close()
@@ -212,7 +215,7 @@ class Pipeline:
             self._stuck_in_a_row = min(self._stuck_in_a_row + 1, 10)
             raise SlotBusyError(
                 f"every slot is needed: an earlier version is not complete on all ranks{self._on_its_way()}",
-                remedy=_RARER,
+                remedy=_REACHABLE if self._on_its_way() else _RARER,
             )
         self._stuck_in_a_row = 0
         return index
@@ -255,6 +258,7 @@ class Pipeline:
             fields |= {"step": ticket.step, "bytes": record.data_bytes}
             log_record(logging.DEBUG, "commit", {**fields, "commit_ms": round((time.perf_counter() - began) * 1e3, 3)})
             self._settlement.commit(ticket, self._replicate(ticket, staged.slot, record) if sends else None)
+            self._sweep()
         except Exception as error:
             named = as_flashpoint(error, rank=ranks.rank, step=ticket.step)
             self._counters.failure("a save failed in the background", named)
@@ -304,7 +308,15 @@ class Pipeline:
             log.warning("a failed save could not be taken back: %s", error)
         self._pool.freed(ticket.index)
 
-    def _free_orphans(self) -> None:
+    def _sweep(self) -> None:
+        """Once, when a version of this start is complete: nobody needs any more what earlier starts left elsewhere."""
+        if not self._swept and self.superseded:
+            self._swept = True
+            self._free_orphans(None)
+            if self._exchange is not None:
+                self._exchange.free_strays()
+
+    def _free_orphans(self, newest: VersionKey | None) -> None:
         joined = self._session.joined_already
         if joined is not None and joined.me.leader:
-            free_orphans(self._session.container.group_dir(self._session.group), max(self._complete, default=None))
+            free_orphans(self._session.container.group_dir(self._session.group), newest)

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,6 +139,24 @@ class Replicas:
         with self._lock:
             self._taken.pop((source, header), None)
         log.debug("a shard of rank %d was not taken in: %s", source, error)
+
+    def free_strays(self, owners: Collection[int]) -> int:
+        """Free the replicas of ranks that send none here any more and that nobody can need; returns the bytes freed.
+
+        Args:
+            owners: ranks that do send here.
+
+        Raises:
+            ContainerError: a file can't be removed.
+        """
+        with self._lock:
+            busy = {slot.path for slot in self._taken.values()}
+            strays = [
+                slot
+                for slot in self._arena.slots
+                if slot.record is not None and slot.record.rank not in owners and self._obsolete(slot.record)
+            ]
+            return sum(self._arena.remove(slot) for slot in strays if slot.path not in busy)
 
     def close(self) -> None:
         """Let go of the memory; the files stay."""

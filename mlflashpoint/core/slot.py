@@ -16,7 +16,7 @@ from mlflashpoint.core.device import Accelerator
 from mlflashpoint.core.files import file_error
 from mlflashpoint.core.layout import Layout, Placed
 from mlflashpoint.core.record import ShardRecord
-from mlflashpoint.core.slotfiles import check_sizes, file_of, read_record
+from mlflashpoint.core.slotfiles import check_sizes, file_of, read_record, remove_files
 from mlflashpoint.errors import ContainerError, DeadlineExceededError, ShardFormatError
 
 log = logging.getLogger("mlflashpoint.core")
@@ -117,6 +117,19 @@ class Slot:
         except OSError as error:
             raise file_error("the slot can't be invalidated", error, path=self.path) from error
         self.record = None
+
+    def remove(self) -> int:
+        """Remove its files, the commit record first, and let go of the mapping; returns the bytes freed.
+
+        Raises ContainerError.
+        """
+        self.invalidate()
+        try:
+            freed = remove_files(self.path)
+        except OSError as error:
+            raise file_error("the slot can't be removed", error, path=self.path) from error
+        self.unmap()
+        return freed
 
     def _mapped(self) -> mapping.Mapping:
         if self._mapping is None:

@@ -100,6 +100,18 @@ def check_sizes(slot: Path, record: ShardRecord) -> None:
             raise ShardFormatError(f"the slot's {kind} has {size} bytes, its commit record says {nbytes}", path=file)
 
 
+def remove_files(slot: Path) -> int:
+    """Remove all of a slot; returns the bytes freed. Raises OSError."""
+    freed = 0
+    # The commit record goes first: without it nobody takes the rest for a shard.
+    for kind in ("commit", "index", "data", "quarantined"):
+        file = file_of(slot, kind)
+        if file.exists():
+            freed += file.stat().st_blocks * 512
+            file.unlink()
+    return freed
+
+
 def file_of(slot: Path, kind: str) -> Path:
     """Path of the slot's ``data``, ``index`` or ``commit`` file."""
     return slot.with_name(f"{slot.name}.{kind}")

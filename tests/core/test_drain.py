@@ -12,7 +12,10 @@ import pytest
 
 from mlflashpoint import cli
 from mlflashpoint.core.arena import scan_seat
+from mlflashpoint.core.container import MEMORY_KINDS, filesystem_kind
 from mlflashpoint.core.draindir import DrainDir
+from mlflashpoint.errors import SettingError
+from mlflashpoint.settings import StoreConfig
 from tests.core import bodies
 from tests.core.ranks import Life, memory_folder
 
@@ -22,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 #: a process that saves two steps and waits; how its own handler for SIGTERM behaves is given
 TRAIN = """
-import signal, sys, time
+import signal, sys, threading, time
 from pathlib import Path
 from mlflashpoint.core.runtime import Runtime
 from mlflashpoint.settings import StoreConfig
@@ -54,7 +57,8 @@ if handler == "stuck":
     import datetime
     import torch.distributed as dist
     store = dist.TCPStore("127.0.0.1", 0, None, True, datetime.timedelta(seconds=60), wait_for_workers=False)
-    print("stuck", flush=True)
+    # It is stuck when this thread of Python's has gone into native code, a moment after the next line begins.
+    threading.Timer(1.0, print, ["stuck"], {"flush": True}).start()
     store.get("what nobody will ever set")
 give_up = time.monotonic() + 30
 while not seen and time.monotonic() < give_up:
@@ -170,6 +174,40 @@ def test_a_full_drain_directory_is_one_clear_error_and_leaves_nothing(base, tmp_
     assert str(small) in error
     assert "remedy" in error
     assert left == []
+
+
+def test_a_file_in_the_place_of_the_drain_directory_is_one_clear_error(base, tmp_path, capsys):
+    Life(bodies.save_steps, 1, base, [1]).results()
+    file = tmp_path / "file"
+    file.touch()
+    assert cli.main(["drain", str(base), "--to", str(file)]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert f"the drain directory is no directory [path {file}]" in err
+
+
+@pytest.mark.parametrize("where", ["base", "base/drained", "link/drained"])
+def test_memory_is_not_drained_into_itself(base, where, capsys):
+    Life(bodies.save_steps, 1, base, [1]).results()
+    base.with_name("link").symlink_to(base)
+    before = sorted(base.rglob("*"))
+    assert cli.main(["drain", str(base), "--to", str(base.parent / where)]) == 1
+    assert "the drain directory lies in the memory to drain" in capsys.readouterr().err
+    assert sorted(base.rglob("*")) == before
+
+
+def test_a_drain_directory_in_the_base_container_is_refused_by_name(base):
+    with pytest.raises(SettingError, match="MLFLASHPOINT_DRAIN_DIR"):
+        StoreConfig(job_id="job", base_container=base, drain_dir=base / "drained")
+
+
+def test_draining_to_a_memory_file_system_warns_that_it_is_not_durable(base, tmp_path, caplog):
+    Life(bodies.save_steps, 1, base, [1]).results()
+    assert cli.main(["drain", str(base), "--to", str(base.with_name("other"))]) == 0
+    assert "is on tmpfs, which does not outlive the node" in caplog.text
+    caplog.clear()
+    assert cli.main(["drain", str(base), "--to", str(tmp_path)]) == 0
+    assert (caplog.text != "") == (filesystem_kind(tmp_path) in MEMORY_KINDS)
 
 
 def test_a_drain_that_runs_out_of_time_says_so_and_leaves_nothing(base, tmp_path, capsys):

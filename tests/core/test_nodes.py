@@ -41,6 +41,12 @@ def shards(node):
     )
 
 
+def replicas_on(node):
+    """The ranks whose replicas take up memory on a node."""
+    slots = [slot for seat in node.glob("*/seat-*") for slot in scan_seat(seat) if slot.replica]
+    return {slot.record.rank if slot.record else None for slot in slots}
+
+
 def flip(slot):
     """Flip one byte of a slot's data."""
     with open(f"{slot}.data", "r+b") as data:
@@ -133,6 +139,19 @@ def test_on_one_node_there_is_no_link_and_no_thread(base):
         assert result["stats"]["replicas"] == 0
         assert "mlflashpoint.replication.gloo" not in result["modules"]
     assert any("all ranks are on one node" in line for line in results[0]["logs"])
+
+
+@pytest.mark.parametrize(("replicas", "order"), [(0, (0, 1, 2)), (1, (0, 2, 1))])
+def test_replicas_of_ranks_that_send_none_any_more_are_freed_once_a_newer_version_is_complete(base, replicas, order):
+    nodes = nodes_of(base, 3)
+    Life(bodies.save_steps, 3, None, [1, 2], bases=nodes).results()
+    before = [replicas_on(node) for node in nodes]
+    moved = [nodes[number] for number in order]
+    second = Life(bodies.save_steps, 3, None, [3, 4, 5, 6], bases=moved, replicas=replicas).results()
+    assert found(second) == {2}
+    after = [replicas_on(node) for node in nodes]
+    assert [len(owners) for owners in before] == [1, 1, 1]
+    assert [len(owners) for owners in after] == [replicas] * 3, (before, after)
 
 
 def test_a_version_of_another_world_size_is_read_from_other_nodes(base):
