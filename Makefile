@@ -7,7 +7,10 @@ SHELL := /bin/bash
 PYTHON := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Of the gigabytes that the frameworks bring, a job imports a small part; Python compiles that when it does.
+export PIP_NO_COMPILE := 1
 
+WORKERS := $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
 FRAMEWORKS := --ignore=tests/adapter
 
 .PHONY: help demo test test-core lint bench env envs clean
@@ -34,10 +37,10 @@ lint: env
 	.venv/bin/mypy
 
 test: envs lint
-	REQUIRE_FRAMEWORKS=1 $(PYTHON) -m pytest
+	REQUIRE_FRAMEWORKS=1 $(PYTHON) -m pytest -n $(WORKERS)
 
 test-core: lint
-	$(PYTHON) -m pytest $(FRAMEWORKS)
+	$(PYTHON) -m pytest -n $(WORKERS) $(FRAMEWORKS)
 
 bench: envs
 	$(PYTHON) -m benchmarks
