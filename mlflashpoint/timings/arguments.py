@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ from mlflashpoint.timings import console
 _LABEL = re.compile(r"[\w][\w.+-]{0,63}")
 #: of a label in a file name, which takes 255 with what stands around it
 _LABEL_BYTES = 100
+#: of the options of a comparison
+_DEFAULTS: Mapping[str, Any] = {"skip_first": 0, "tolerance_percent": 2.0, "seed": 0}
+_OF_HEADLINE = ("durable", "substitute")
 
 
 class Once(argparse.Action):
@@ -75,7 +78,7 @@ def add_comparison(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--skip-first",
         type=whole(0),
-        default=0,
+        default=_DEFAULTS["skip_first"],
         metavar="N",
         action=Once,
         help="leave out the first N saves of each timer and run: a first save is cold",
@@ -86,7 +89,7 @@ def add_comparison(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tolerance",
         type=number,
-        default=2.0,
+        default=_DEFAULTS["tolerance_percent"],
         metavar="PERCENT",
         action=Once,
         help="a control that differs by less is never held against the comparison (default 2)",
@@ -99,7 +102,12 @@ def add_comparison(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--durable", metavar="TIMER", action=Once, help="the headline's timer in the baseline")
     parser.add_argument("--substitute", metavar="TIMER", action=Once, help="the headline's timer in the candidate")
     parser.add_argument(
-        "--seed", type=whole(0), default=0, metavar="N", action=Once, help="seed of the bootstrap (default 0)"
+        "--seed",
+        type=whole(0),
+        default=_DEFAULTS["seed"],
+        metavar="N",
+        action=Once,
+        help="seed of the bootstrap (default 0)",
     )
 
 
@@ -109,7 +117,7 @@ def comparison_options(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         TimingsError: a timer of the headline is named, and no headline is asked for.
     """
-    for name in ("durable", "substitute"):
+    for name in _OF_HEADLINE:
         if getattr(arguments, name) is not None and not arguments.headline:
             raise TimingsError(f"--{name} names a timer of the headline", remedy="give --headline too")
     return {
@@ -121,6 +129,20 @@ def comparison_options(arguments: argparse.Namespace) -> dict[str, Any]:
         "substitute": arguments.substitute,
         "seed": arguments.seed,
     }
+
+
+def as_arguments(options: Mapping[str, Any]) -> list[str]:
+    """The command-line arguments that ``comparison_options`` reads as ``options``."""
+    found = []
+    for name, value in options.items():
+        if name in _OF_HEADLINE and not options.get("headline"):
+            continue
+        flag = "--" + name.removesuffix("_percent").replace("_", "-")
+        if value is True:
+            found.append(flag)
+        elif value not in (None, False, _DEFAULTS.get(name)):
+            found += [flag, str(value)]
+    return found
 
 
 def different_files(paths: Sequence[Path | None]) -> None:

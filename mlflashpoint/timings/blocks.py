@@ -206,3 +206,5 @@ class TimerBlocks:
         block = self._open.pop(stream, None)
         if block is not None:
             yield from self._end_of_ranks(stream, block)
+            if block.next_timer is not None and block.next_sure == len(_NAMES) - 1:
+                self.torn += self._wanted(block.next_timer[0])

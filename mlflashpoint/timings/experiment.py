@@ -20,6 +20,7 @@ from typing import Any
 from mlflashpoint.errors import ComparisonOptionError, SettingError, TimingsError
 from mlflashpoint.settings import StoreConfig
 from mlflashpoint.timings import console, document, markdown, page, prefix, text
+from mlflashpoint.timings.arguments import as_arguments
 from mlflashpoint.timings.arms import Arm, Run
 from mlflashpoint.timings.compare import Comparison, compare
 from mlflashpoint.timings.lines import LineSplitter, chunks
@@ -203,10 +204,11 @@ class Experiment:
                 del options[error.option]
                 whole = False
                 files = (self.folder / f"{label}.json" for label in (baseline.label, candidate.label))
+                rest = "".join(f" {shlex.quote(word)}" for word in as_arguments(options))
                 one, other = (shlex.quote(str(path)) for path in files)
                 console.tell(
                     f"mlflashpoint ab: {candidate.label}: compared without; again with other options: "
-                    f"mlflashpoint timings compare --baseline {one} --candidate {other}"
+                    f"mlflashpoint timings compare --baseline {one} --candidate {other}{rest}"
                 )
 
     def _save_records(self) -> None:

@@ -139,10 +139,12 @@ def test_one_run_without_timings_is_named_and_does_not_cost_the_comparison(tmp_p
     ],
 )
 def test_a_mistake_in_how_to_compare_costs_that_part_alone(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
-    done = _ab(tmp_path, "--arm", "a", "--arm", "b", "--output", "out", *options)
+    done = _ab(tmp_path, "--arm", "a", "--arm", "b", "--output", "out", "--tolerance", "5", *options)
     assert done.returncode == 1
     assert said in done.stderr
-    assert "mlflashpoint timings compare --baseline out/a.json --candidate out/b.json" in done.stderr
+    again = "mlflashpoint timings compare --baseline out/a.json --candidate out/b.json"
+    assert re.search(rf"{again}.* --tolerance 5.0", done.stderr)
+    assert f"{again} --durable" not in done.stderr
     assert re.search(r"save-checkpoint.* a +5 ", done.stdout)
     for kind in ("json", "md", "html"):
         assert (tmp_path / "out" / f"report-b.{kind}").exists()

@@ -248,6 +248,12 @@ def test_a_list_with_a_torn_rank_is_left_out_and_counted(value: str) -> None:
     assert (found(result), result.torn) == ([("load-checkpoint", None, 11.0)], 1)
 
 
+def test_a_name_whose_list_of_ranks_never_comes_is_counted() -> None:
+    for end in ("", "WARNING: something\n"):
+        result = scan("\n".join([*_ALL.splitlines(), "  load-checkpoint:", end]))
+        assert (found(result), result.torn) == ([("save-checkpoint", None, 30.0)], 1)
+
+
 def test_a_torn_flat_row_is_counted() -> None:
     for text in ("12.5", "nan", "12.50 glued", "-1.00"):
         result = scan(f"time (ms) | save-checkpoint: {text}\n")
