@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +20,17 @@ from torch.futures import Future
 from mlflashpoint.adapter.pytorch.finish import Bulletin, Save
 from mlflashpoint.adapter.pytorch.metadata_codec import ChunkKey, chunk_key, encode_metadata
 from mlflashpoint.adapter.pytorch.planner import StructureSavePlanner
-from mlflashpoint.adapter.pytorch.shards import ATTRIBUTE, item_name, pieces_of, side_file_key, split_version
+from mlflashpoint.adapter.pytorch.registered import require_registered, serialises_by_default
+from mlflashpoint.adapter.pytorch.shards import ATTRIBUTE, item_name, pieces_of, side_file_key
 from mlflashpoint.adapter.pytorch.stager import ReusedStager
+from mlflashpoint.adapter.pytorch.turns import Turns
 from mlflashpoint.core.checkpoint_saver import DefaultMLFlashpointCheckpointSaver
 from mlflashpoint.core.ids import CheckpointContainerId
+from mlflashpoint.core.node_versions import split_version
 from mlflashpoint.core.runtime import Runtime, SaveResult
 from mlflashpoint.core.shard import digest_of
 from mlflashpoint.errors import CheckpointIdError, FlashpointError, PeerError, StateTypeError, StepError
+from mlflashpoint.settings import BY_NAME
 
 log = logging.getLogger("mlflashpoint.adapter")
 
@@ -47,7 +53,8 @@ class MemoryStorageWriter(StorageWriter):
         side_files: small named files that every rank's shard carries, for the adapters of frameworks.
 
     The checkpoint's id is ``<base container>/step-<n>_ckpt``. Blocking is the copy of this rank's data alone; digests,
-    metadata and replicas follow in the background. A version counts once DCP has finished it on the coordinator.
+    metadata and replicas follow in the background. A version counts once DCP has finished it on the coordinator. A save
+    waits for a slot as ``MLFLASHPOINT_BUSY_WAIT_S`` says, and for an ``async_save`` of this writer that has not ended.
 
     Attributes:
         planner: keeps the plan from save to save; pass it to ``dcp.save`` to plan once per structure.
@@ -74,7 +81,10 @@ class MemoryStorageWriter(StorageWriter):
         self.side_files: dict[str, bytes] = dict(side_files or {})
         self.checkpoint_id: CheckpointContainerId | None = None
         self._stager = ReusedStager()
+        self._turns = Turns()
         self._is_coordinator = True
+        #: whether it came from the training process: nobody waits for what it does but those who want the version
+        self._travelled = False
         self._save: Save | None = None
         self._last: Save | None = None
         self._bulletins: dict[int, Bulletin] = {}
@@ -85,13 +95,24 @@ class MemoryStorageWriter(StorageWriter):
         self._encoded: tuple[Metadata, list[str], bytes] | None = None
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """A new save begins; raises CheckpointIdError if the id is no version's."""
-        if self._save is not None:
-            self._save.abandon(PeerError("DCP did not finish the save before the next one", step=self._save.step))
-        if checkpoint_id is not None:
-            self.checkpoint_id = CheckpointContainerId(str(checkpoint_id))
-            split_version(self.checkpoint_id)
+        """A new save begins, once those of other threads have ended.
+
+        Raises:
+            CheckpointIdError: the id is no version's.
+            DeadlineExceededError: a save in another thread does not end.
+        """
+        self._turns.begin(self._deadline_s())
+        if self._save is not None and self._is_coordinator and not self._save.finished:
+            # The other ranks wait for the coordinator's word. They themselves can't tell an unfinished save from one
+            # whose word is still on its way.
+            error = PeerError("DCP did not finish the save before the next one", step=self._save.step)
+            with contextlib.suppress(FlashpointError):
+                self._tell(self.runtime(), self._save, error)
+            self._save.abandon(error)
         self._save = None
+        if checkpoint_id is not None:
+            split_version(str(checkpoint_id))
+            self.checkpoint_id = CheckpointContainerId(str(checkpoint_id))
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if self.checkpoint_id is None:
@@ -110,7 +131,11 @@ class MemoryStorageWriter(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Copy this rank's items into the store."""
         future: Future[list[WriteResult]] = Future()
-        future.set_result(self.stage_items(plan, planner))
+        try:
+            future.set_result(self.stage_items(plan, planner))
+        finally:
+            if not self._is_coordinator:
+                self._turns.end()
         return future
 
     def stage_items(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
@@ -137,6 +162,12 @@ class MemoryStorageWriter(StorageWriter):
             StateTypeError: the planner's own data is not plain.
             PeerError: the ranks that wrote are not those of the store.
         """
+        try:
+            self._finish(metadata, results)
+        finally:
+            self._turns.end()
+
+    def _finish(self, metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> None:
         save, runtime = self._begun(), self._usable()
         tables = [result.storage_data for part in results for result in part if isinstance(result.storage_data, _Table)]
         if len(tables) not in (1, runtime.world_size):
@@ -153,8 +184,19 @@ class MemoryStorageWriter(StorageWriter):
             save.abandon(error)
             raise
         save.finish(encoded, shared=len(tables) == runtime.world_size > 1)
-        if not runtime.config.async_save:
+        if self._travelled and (runtime.world_size == 1 or not save.alone):
+            # The training process has no other way to learn when the version is there.
+            self._await_complete(runtime, save)
+        elif self._travelled or not runtime.config.async_save:
             runtime.flush()
+
+    def _await_complete(self, runtime: Runtime, save: Save) -> None:
+        if runtime.await_version(save.step) is False:
+            raise PeerError(
+                "the version is not complete: a rank could not commit it",
+                step=save.step,
+                remedy="look for the reason in the ranks' logs",
+            )
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
@@ -169,7 +211,12 @@ class MemoryStorageWriter(StorageWriter):
         return self._synchronize_after_execute
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """For ``dcp.async_save``: a copy of the state, into memory that is used again."""
+        """For ``dcp.async_save``: a copy of the state, into memory that is used again.
+
+        Raises:
+            DeadlineExceededError: an earlier ``async_save`` of this writer does not end.
+        """
+        self._turns.announce(self._deadline_s())
         return self._stager.stage(state_dict)
 
     def synchronize_staging(self) -> None:
@@ -181,17 +228,23 @@ class MemoryStorageWriter(StorageWriter):
 
     def __getstate__(self) -> dict[str, Any]:
         # It travels to a checkpoint process at each save: the settings do, what was learnt from saves does not.
+        self._turns.withdraw()
         return {"saver": self._saver, "topology": self.topology, "side_files": self.side_files}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(checkpoint_saver=state["saver"], side_files=state["side_files"])  # type: ignore[misc]
         self.topology = state["topology"]
+        self._travelled = True
 
     def runtime(self) -> Runtime:
         """The store that the checkpoint's id lies in; raises as the saver does, and CheckpointIdError."""
         if self.checkpoint_id is None:
             raise CheckpointIdError("no checkpoint id", remedy="pass checkpoint_id to dcp.save")
         return self._saver.runtime(split_version(self.checkpoint_id)[0])
+
+    def _deadline_s(self) -> float:
+        opened = None if self.checkpoint_id is None else self._saver.stores.opened(split_version(self.checkpoint_id)[0])
+        return float(BY_NAME["deadline_s"].read(os.environ) if opened is None else opened.config.deadline_s)
 
     def _usable(self) -> Runtime:
         runtime = self.runtime()
@@ -229,8 +282,12 @@ class MemoryStorageWriter(StorageWriter):
         if result.skipped:
             save.outcome = None if last is None else last.outcome
             if save.outcome is False:
-                raise StepError("an earlier save of this step has failed, which is final", step=save.step)
-            log.info("step %d lies in memory already and is not stored again", save.step)
+                raise StepError(
+                    "an earlier save of this step has failed, which is final",
+                    step=save.step,
+                    remedy="save again under the next step",
+                )
+            log.debug("step %d lies in memory already and is not stored again", save.step)
         self._saver.stores.reached(split_version(str(self.checkpoint_id))[0], save.step)
         return result
 
@@ -263,9 +320,12 @@ class MemoryStorageWriter(StorageWriter):
 
     def _resolve(self, plan: SavePlan, planner: SavePlanner) -> list[torch.Tensor]:
         resolved = planner.resolve_all() if isinstance(planner, StructureSavePlanner) else None
+        checked = resolved is None and serialises_by_default(planner)
         data: list[torch.Tensor] = []
         for number, item in enumerate(plan.items):
             try:
+                if checked and item.type is WriteItemType.BYTE_IO:
+                    require_registered(item.index.fqn, planner.lookup_object(item.index))  # type: ignore[attr-defined]
                 value = planner.resolve_data(item) if resolved is None else resolved[number]
             except FlashpointError:
                 raise
