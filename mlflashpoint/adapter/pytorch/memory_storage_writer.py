@@ -8,7 +8,6 @@ import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,30 +17,20 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from mlflashpoint.adapter.pytorch.finish import Bulletin, Save
-from mlflashpoint.adapter.pytorch.metadata_codec import ChunkKey, chunk_key, encode_metadata
 from mlflashpoint.adapter.pytorch.planner import StructureSavePlanner
 from mlflashpoint.adapter.pytorch.registered import require_registered, serialises_by_default
-from mlflashpoint.adapter.pytorch.shards import ATTRIBUTE, item_name, pieces_of, side_file_key
+from mlflashpoint.adapter.pytorch.shards import ATTRIBUTE, pieces_of, side_file_key
 from mlflashpoint.adapter.pytorch.stager import ReusedStager
+from mlflashpoint.adapter.pytorch.tables import Table, Tables
 from mlflashpoint.adapter.pytorch.turns import Turns
 from mlflashpoint.core.checkpoint_saver import DefaultMLFlashpointCheckpointSaver
 from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.core.node_versions import split_version
 from mlflashpoint.core.runtime import Runtime, SaveResult
-from mlflashpoint.core.shard import digest_of
 from mlflashpoint.errors import CheckpointIdError, FlashpointError, PeerError, StateTypeError, StepError
 from mlflashpoint.settings import BY_NAME
 
 log = logging.getLogger("mlflashpoint.adapter")
-
-
-@dataclass(frozen=True)
-class _Table:
-    """What one rank wrote, told to the coordinator: the items if it may not know them yet, and their digest."""
-
-    rank: int
-    digest: str
-    items: tuple[ChunkKey, ...] | None
 
 
 class MemoryStorageWriter(StorageWriter):
@@ -88,11 +77,7 @@ class MemoryStorageWriter(StorageWriter):
         self._save: Save | None = None
         self._last: Save | None = None
         self._bulletins: dict[int, Bulletin] = {}
-        self._written: tuple[SavePlan, list[str], tuple[ChunkKey, ...], str] | None = None
-        #: digest of a table that the coordinator is known to have
-        self._confirmed = ""
-        self._tables: dict[int, _Table] = {}
-        self._encoded: tuple[Metadata, list[str], bytes] | None = None
+        self._tables = Tables()
 
     def reset(self, checkpoint_id: Any = None) -> None:
         """A new save begins, once those of other threads have ended.
@@ -102,17 +87,27 @@ class MemoryStorageWriter(StorageWriter):
             DeadlineExceededError: a save in another thread does not end.
         """
         self._turns.begin(self._deadline_s())
-        if self._save is not None and self._is_coordinator and not self._save.finished:
-            # The other ranks wait for the coordinator's word. They themselves can't tell an unfinished save from one
-            # whose word is still on its way.
-            error = PeerError("DCP did not finish the save before the next one", step=self._save.step)
-            with contextlib.suppress(FlashpointError):
-                self._tell(self.runtime(), self._save, error)
-            self._save.abandon(error)
+        self.give_up_unfinished()
         self._save = None
         if checkpoint_id is not None:
             split_version(str(checkpoint_id))
             self.checkpoint_id = CheckpointContainerId(str(checkpoint_id))
+
+    def give_up_unfinished(self) -> None:
+        """If DCP has let go of the last save without finishing it, tell all ranks, which wait for the word on it.
+
+        DCP does not say so. Only the coordinator can tell such a save from one whose word is on its way.
+        """
+        save = self._save
+        if save is None or not self._is_coordinator or save.finished or not self._turns.free:
+            return
+        error = PeerError(
+            "DCP did not finish the save", step=save.step, remedy="look for the error that dcp.save raised"
+        )
+        with contextlib.suppress(FlashpointError):
+            self._tell(self.runtime(), save, error)
+        save.abandon(error)
+        self._save = None
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if self.checkpoint_id is None:
@@ -142,7 +137,7 @@ class MemoryStorageWriter(StorageWriter):
         """Copy this rank's items into the store; what to tell the coordinator. Raises FlashpointError."""
         save, runtime = self._begun(), self._usable()
         try:
-            names, table = self._describe(plan, runtime.rank)
+            names, table = self._tables.describe(plan, runtime.rank)
             state = dict(zip(names, self._resolve(plan, planner), strict=True))
             for name, content in self.side_files.items():
                 state[side_file_key(name)] = _bytes_tensor(content)
@@ -169,7 +164,7 @@ class MemoryStorageWriter(StorageWriter):
 
     def _finish(self, metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> None:
         save, runtime = self._begun(), self._usable()
-        tables = [result.storage_data for part in results for result in part if isinstance(result.storage_data, _Table)]
+        tables = [result.storage_data for part in results for result in part if isinstance(result.storage_data, Table)]
         if len(tables) not in (1, runtime.world_size):
             raise PeerError(
                 f"{len(tables)} ranks wrote, the memory store has {runtime.world_size}",
@@ -178,7 +173,7 @@ class MemoryStorageWriter(StorageWriter):
                 remedy="give the ranks of that process group a store of their own (group=, rank=, world_size=)",
             )
         try:
-            encoded = self._encode(metadata, tables)
+            encoded = self._tables.encode(metadata, tables)
         except FlashpointError as error:
             self._tell(runtime, save, error)
             save.abandon(error)
@@ -264,13 +259,13 @@ class MemoryStorageWriter(StorageWriter):
             found = self._bulletins[id(runtime)] = Bulletin(connect)
         return found
 
-    def _store(self, runtime: Runtime, save: Save, state: dict[str, Any], table: _Table) -> SaveResult:
+    def _store(self, runtime: Runtime, save: Save, state: dict[str, Any], table: Table) -> SaveResult:
         bulletin = self._bulletin(runtime)
         world_size, deadline_s = runtime.world_size, runtime.config.deadline_s
 
         def finished() -> dict[str, Any]:
             text = save.settle(bulletin, world_size=world_size, deadline_s=deadline_s)
-            self._confirmed = table.digest
+            self._tables.confirmed = table.digest
             return {
                 ATTRIBUTE: {"metadata": pieces_of(text), "scope": "rank" if save.alone and world_size > 1 else "all"}
             }
@@ -304,20 +299,6 @@ class MemoryStorageWriter(StorageWriter):
         if runtime.world_size > 1:
             threading.Thread(target=tell, name="mlflashpoint-tell", daemon=True).start()
 
-    def _describe(self, plan: SavePlan, rank: int) -> tuple[list[str], _Table]:
-        """The items' names, and what to tell the coordinator of them; made once per plan."""
-        written = self._written
-        if written is None or written[0] is not plan:
-            keys = tuple(chunk_key(item.index) for item in plan.items)
-            names = [item_name(*key) for key in keys]
-            written = self._written = plan, names, keys, digest_of("\n".join(names).encode())
-        _, names, keys, digest = written
-        if digest != self._confirmed:
-            # The coordinator keeps one table per rank, and this one takes the place of what it has.
-            self._confirmed = ""
-            return names, _Table(rank, digest, keys)
-        return names, _Table(rank, digest, None)
-
     def _resolve(self, plan: SavePlan, planner: SavePlanner) -> list[torch.Tensor]:
         resolved = planner.resolve_all() if isinstance(planner, StructureSavePlanner) else None
         checked = resolved is None and serialises_by_default(planner)
@@ -346,24 +327,6 @@ class MemoryStorageWriter(StorageWriter):
                 )
             data.append(value)
         return data
-
-    def _encode(self, metadata: Metadata, tables: Sequence[_Table]) -> bytes:
-        for table in tables:
-            known = self._tables.get(table.rank)
-            if table.items is not None:
-                self._tables[table.rank] = table
-            elif known is None or known.digest != table.digest:
-                raise PeerError(f"rank {table.rank} wrote items that the coordinator does not know", rank=table.rank)
-        digests = [table.digest for table in tables]
-        if self._encoded is not None and self._encoded[0] is metadata and self._encoded[1] == digests:
-            return self._encoded[2]
-        holders: dict[ChunkKey, int] = {}
-        for table in tables:
-            for key in self._tables[table.rank].items or ():
-                holders.setdefault(key, table.rank)
-        encoded = encode_metadata(metadata, holders)
-        self._encoded = metadata, digests, encoded
-        return encoded
 
 
 def _bytes_tensor(data: bytes | memoryview) -> torch.Tensor:

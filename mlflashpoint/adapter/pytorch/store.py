@@ -73,6 +73,7 @@ class MemoryStore:
 
         A save that ``dcp.save`` or the future of ``dcp.async_save`` has returned from is waited for.
         """
+        self.writer.give_up_unfinished()
         return self.loader.get_latest_complete_checkpoint(self.base, durable_step=durable_step)
 
     def close(self) -> None:

@@ -56,6 +56,12 @@ class Turns:
                 self._owner = None
                 self._changed.notify_all()
 
+    @property
+    def free(self) -> bool:
+        """Whether no other thread has a turn, or is about to begin one."""
+        with self._changed:
+            return self._announcer is None and self._is_over()
+
     def withdraw(self) -> None:
         """What was announced is done elsewhere."""
         with self._changed:
@@ -67,7 +73,7 @@ class Turns:
         me = threading.current_thread()
         while True:
             coming = self._announcer is me and not begin.passed
-            if not coming and (self._owner is None or self._owner is me or not self._owner.is_alive()):
+            if not coming and self._is_over():
                 self._announcer = None if self._announcer is me else self._announcer
                 return
             if deadline.passed:
@@ -77,3 +83,7 @@ class Turns:
                     remedy="wait for the future of dcp.async_save before the next save",
                 )
             self._changed.wait(_LOOK_S)
+
+    def _is_over(self) -> bool:
+        owner = self._owner
+        return owner is None or owner is threading.current_thread() or not owner.is_alive()

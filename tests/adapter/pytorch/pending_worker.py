@@ -179,6 +179,22 @@ def main(base):
         store.runtime.flush()
         return {"records": list(records), "saves": 6}
 
+    @scenario
+    def the_newest_after_a_save_whose_planner_failed_on_one_rank():
+        class Failing(DefaultSavePlanner):
+            def finish_plan(self, new_plan):
+                if rank == 1:
+                    raise ValueError("no plan")
+                return super().finish_plan(new_plan)
+
+        save(50)
+        failed = failing(lambda: save(51, planner=Failing()))
+        began = time.monotonic()
+        newest = store.latest()
+        seconds = time.monotonic() - began
+        save(52)
+        return {**failed, "newest": newest, "seconds": seconds, "after": load(52)}
+
     def refused(step, planner=None, asynchronous=False):
         good = step - 1
         states[good] = {**state(good), "thing": {"many": [1, 2]}}

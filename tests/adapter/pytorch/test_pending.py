@@ -88,6 +88,15 @@ def test_a_good_run_logs_one_line_per_save_and_no_warning(said):
         assert {level for level, _ in result["records"]} == {"INFO"}
 
 
+def test_a_save_that_dcp_lets_go_of_holds_nobody_up(said, job):
+    for result in said("the_newest_after_a_save_whose_planner_failed_on_one_rank"):
+        assert result["failures"] == {"1": ["ValueError", "no plan"]}
+        assert result["newest"] == f"{job[0]}/job/step-50_ckpt"
+        # All waits for the coordinator's word end after 60 s.
+        assert result["seconds"] < 30
+        assert result["after"] == holds(52)
+
+
 @pytest.mark.parametrize(
     ("scenario", "step"),
     [
