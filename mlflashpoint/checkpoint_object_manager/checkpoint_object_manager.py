@@ -73,6 +73,11 @@ class CheckpointObjectManager:
                 runtime = self._runtimes[base] = self._open(base, ranks or ranks_from(os.environ))
             return runtime
 
+    def opened(self, base_container: str) -> Runtime | None:
+        """The store of ``base_container`` if this process has it open."""
+        runtime = self._runtimes.get(CheckpointContainerId(base_container))
+        return None if runtime is None or runtime.closed else runtime
+
     def gave_up(self) -> bool:
         """Whether a checkpoint process has the stores now."""
         return self._gave_up
@@ -89,7 +94,8 @@ class CheckpointObjectManager:
             known = self._reached.get(base)
             if not resumed or known is None:
                 self._reached[base] = step
-            if resumed and known is None and runtime is not None:
+            # Another manager of this process may have told it where training goes on from.
+            if resumed and known is None and runtime is not None and not runtime.closed and not runtime.goes_on:
                 runtime.resumed(step)
 
     def close(self) -> None:

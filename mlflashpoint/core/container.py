@@ -111,6 +111,19 @@ def check_container(config: StoreConfig) -> None:
         _check_identity(identity, config)
 
 
+def look_into(path: Path) -> Container | None:
+    """The container at ``path``, for a process that only reads it; None if there is none, or no such folder.
+
+    Raises:
+        ContainerError: it is unsafe, or can't be read; as ``open_container`` and ``read_container``.
+        ForeignContainerError: it is another user's.
+    """
+    if not os.path.lexists(path):
+        return None
+    _check_owner(path)
+    return read_container(path)
+
+
 def existing_folder(path: Path) -> Path:
     """The path itself, or the nearest folder above it that exists; raises OSError."""
     return next(folder for folder in (path, *path.parents) if folder.exists())

@@ -57,6 +57,8 @@ class Pipeline:
         self._stuck_in_a_row = 0
         #: whether nothing is left here that earlier starts kept for ranks which now have other holders
         self._swept = False
+        #: step -> its save, while that is not over on this rank
+        self._under_way: dict[int, Ticket] = {}
 
     def stage(self, ticket: Ticket, state: Any, attributes: Attributes) -> int:
         """Copy the state into a slot and hand it to the background; the blocking part of a save.
@@ -78,10 +80,13 @@ class Pipeline:
             if callable(attributes):
                 ticket.late_attributes, attributes = attributes, {}
             staged = ticket.staged = self._saver.stage(arena.slots[ticket.index], planned, attributes=attributes)
+            self._under_way = {step: other for step, other in self._under_way.items() if not other.done.is_set()}
+            self._under_way[ticket.step] = ticket
             if not self._worker.submit(lambda: self._finish(ticket)):
                 raise SlotBusyError("the background thread is far behind", remedy="look at its last error in the log")
         except BaseException:
             ticket.staged = None
+            ticket.done.set()
             self._pool.freed(ticket.index)
             raise
         return staged.nbytes
@@ -121,6 +126,34 @@ class Pipeline:
         """Wait for the background and for all replicas; False if they are not done after ``timeout_s`` seconds."""
         deadline = Deadline(timeout_s)
         return self._worker.drain(timeout_s) and self._settlement.await_told(deadline.remaining_s)
+
+    def await_settled(self, step: int, timeout_s: float) -> bool | None:
+        """Wait until all ranks are told what became of this process's save of ``step``.
+
+        Returns:
+            whether it is complete; None if no slot here tells, because nothing was saved or it is superseded.
+
+        Raises:
+            DeadlineExceededError: they are not after ``timeout_s`` seconds.
+        """
+        deadline, ticket = Deadline(timeout_s), self._under_way.get(step)
+        if ticket is not None and ticket.done.wait(deadline.remaining_s) and ticket.error is not None:
+            return False
+        while ticket is None or ticket.done.is_set():
+            verdict, is_open = self._pool.verdict(step, since=self._session.number(0))
+            if not is_open:
+                return verdict
+            if deadline.passed:
+                break
+            self._worker.wake()
+            time.sleep(min(deadline.remaining_s, 0.005 + self._session.ranks.world_size / 5_000))
+        raise DeadlineExceededError(
+            f"the save is not finished on all ranks after {timeout_s:g} s",
+            rank=self._session.ranks.rank,
+            step=step,
+            setting="MLFLASHPOINT_DEADLINE_S",
+            remedy="look whether a rank is stuck, or load an older version",
+        )
 
     def await_verdicts(self, timeout_s: float, others_are_busy: Callable[[], bool]) -> None:
         """Give the other ranks time to finish the saves that this one has finished: they need its memory to do so.

@@ -147,6 +147,18 @@ class SlotPool:
                 and (self._newest is None or tenant.version > self._newest)
             ]
 
+    def verdict(self, step: int, *, since: int) -> tuple[bool | None, bool]:
+        """Whether the version of ``step`` that was saved since the start numbered ``since`` is complete, None if no
+        slot here tells; and whether the answer is still to come.
+        """
+        with self._changed:
+            held = [t for t in self._tenants if t.version and t.version.step == step and t.version.incarnation >= since]
+            if not held:
+                return None, False
+            newest = max(held, key=lambda tenant: tenant.version or Version(0, 0))
+            verdict = True if newest.version in self._complete else (False if newest.failed else None)
+            return verdict, verdict is None and newest.version in self.open_versions()
+
     @property
     def newest_complete(self) -> Version | None:
         return self._newest

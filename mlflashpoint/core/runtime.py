@@ -203,6 +203,29 @@ class Runtime:
         deadline = Deadline(self.config.deadline_s if timeout_s is None else timeout_s)
         return self._pipeline.flush(deadline.remaining_s) and self._exchange.wait_idle(deadline.remaining_s)
 
+    def await_version(self, step: int, timeout_s: float | None = None) -> bool | None:
+        """Wait until the outcome of this process's save of ``step`` is settled for all ranks, replicas included.
+
+        Returns at once if there is no such save, and for a save that is settled. Not collective.
+
+        Args:
+            step: training step.
+            timeout_s: longest wait in seconds; None takes ``config.deadline_s``.
+
+        Returns:
+            whether the version is complete; None if no slot here tells: nothing was saved, or it is superseded.
+
+        Raises:
+            DeadlineExceededError: it is not settled by then.
+        """
+        self._check_process()
+        return self._pipeline.await_settled(step, self.config.deadline_s if timeout_s is None else timeout_s)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it is settled where training goes on from: ``resumed`` was called, or a save has begun."""
+        return self._session.resumed_from[-1] is not None
+
     def find_latest(
         self, *, durable_step: int | None = None, topology: str | None = None, reshard: bool = False
     ) -> Recovery | None:

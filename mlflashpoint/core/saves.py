@@ -82,7 +82,10 @@ class Saves:
         if last is not None and step == last.step:
             if last.ok:
                 return None
-            raise StepError("the save of this step has failed on this rank, which is final")
+            what = "was skipped" if last.skipped else "has failed"
+            raise StepError(
+                f"the save of this step {what} on this rank, which is final", remedy="save again under the next step"
+            )
         if last is not None and step < last.step:
             log.warning("step %d follows step %d: taken for a rollback, older versions do not count", step, last.step)
             self._roll_back(-1)

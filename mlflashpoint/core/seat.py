@@ -47,7 +47,8 @@ class SeatLock:
                 raise ContainerError(
                     f"another live process (pid {_pid_in(seat)}) holds the seat",
                     path=seat,
-                    remedy="end that process, or give the groups of one job different names",
+                    remedy="end that process, or give the groups of one job different names; to read versions beside "
+                    "the job takes no seat (ReadOnlyStore)",
                 )
             time.sleep(min(0.05, wait_s / 10))
         os.pwrite(self._descriptor, f"{os.getpid():<20}\n".encode(), 0)

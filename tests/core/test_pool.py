@@ -35,3 +35,23 @@ def test_a_save_that_was_under_way_when_training_went_back_below_it_is_abandoned
     pool.stored(index, Version(1, 30), epoch=0)
     pool.settle(Version(1, 30), complete=True)
     assert pool.newest_complete != Version(1, 30)
+
+
+def test_the_verdict_of_a_save_is_open_until_it_is_settled():
+    pool = filled(10, 20)
+    index = pool.take(0)
+    pool.stored(index, Version(1, 30), epoch=0)
+    assert pool.verdict(30, since=1) == (None, True)
+    pool.settle(Version(1, 30), complete=True)
+    assert pool.verdict(30, since=1) == (True, False)
+
+
+def test_the_verdict_of_a_save_that_failed_or_was_never_made():
+    pool = filled(10, 20)
+    index = pool.take(0)
+    pool.stored(index, Version(1, 30), epoch=0)
+    pool.settle(Version(1, 30), complete=False)
+    assert pool.verdict(30, since=1) == (False, False)
+    assert pool.verdict(40, since=1) == (None, False)
+    # An earlier start's version of that step is another one.
+    assert pool.verdict(20, since=2) == (None, False)

@@ -15,6 +15,7 @@ from mlflashpoint.core import saver
 from mlflashpoint.core.runtime import Runtime, close_runtimes, get_runtime
 from mlflashpoint.errors import (
     ContainerError,
+    DeadlineExceededError,
     FlashpointError,
     RankUnknownError,
     SettingError,
@@ -174,6 +175,18 @@ def test_every_save_is_one_line_that_a_program_can_read(make, caplog):
     assert (second["ok"], second["seq"]) == (False, 2)
     assert "StateTypeError" not in second["error"]
     assert "odd" in second["error"]
+
+
+def test_a_wait_for_a_version_ends_with_its_verdict_or_at_the_deadline(make, monkeypatch):
+    runtime, go = make(replicas=0), threading.Event()
+    commit = saver.ShardSaver.commit
+    monkeypatch.setattr(saver.ShardSaver, "commit", lambda *args, **kwargs: go.wait(60) and commit(*args, **kwargs))
+    runtime.save(state(1, 0), step=1, wait=False)
+    with pytest.raises(DeadlineExceededError, match="MLFLASHPOINT_DEADLINE_S"):
+        runtime.await_version(1, timeout_s=0.1)
+    go.set()
+    assert runtime.await_version(1, timeout_s=60) is True
+    assert runtime.await_version(2, timeout_s=60) is None
 
 
 def test_a_rollback_within_the_process_never_brings_the_abandoned_step_back(make):

@@ -26,10 +26,10 @@ from mlflashpoint.adapter.megatron.planning import PlannedWrite, SavePlanning
 from mlflashpoint.adapter.megatron.readiness import all_ready
 from mlflashpoint.adapter.megatron.topology import current_topology
 from mlflashpoint.adapter.pytorch.memory_storage_writer import MemoryStorageWriter
-from mlflashpoint.adapter.pytorch.shards import split_version
 from mlflashpoint.core.container import read_container
 from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.core.manifest import node_copies
+from mlflashpoint.core.node_versions import split_version
 from mlflashpoint.core.runtime import Runtime
 from mlflashpoint.errors import StateTypeError
 

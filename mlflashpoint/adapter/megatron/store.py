@@ -11,6 +11,7 @@ from mlflashpoint.adapter.megatron.load_strategies import MLFlashpointMegatronLo
 from mlflashpoint.adapter.megatron.save_strategies import MLFlashpointMegatronAsyncSaveStrategy
 from mlflashpoint.adapter.megatron.save_utils import save_local_aware_megatron_checkpoint
 from mlflashpoint.adapter.pytorch.store import MemoryStore
+from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.core.runtime import Runtime
 
 __all__ = ["MegatronStore"]
@@ -35,6 +36,10 @@ class MegatronStore(MemoryStore):
         super().__init__(runtime)
         self.save_strategy = MLFlashpointMegatronAsyncSaveStrategy(self.writer, use_cached_ckpt_structure=True)
         self.load_strategy = MLFlashpointMegatronLoadStrategy(checkpoint_loader=self.loader)
+
+    def latest(self, *, durable_step: int | None = None) -> CheckpointContainerId | None:
+        """As ``MemoryStore.latest``; a request that is still to be finalized is left alone."""
+        return self.loader.get_latest_complete_checkpoint(self.base, durable_step=durable_step)
 
     def save(self, checkpoint: dict[str, Any], step: int, *, async_save: bool = True, **options: Any) -> Any:
         """``save_local_aware_megatron_checkpoint`` of ``step``; ``options`` are its own."""

@@ -116,6 +116,11 @@ class Save:
         return f"save/{self.step}-{self.attempt}"
 
     @property
+    def finished(self) -> bool:
+        """Whether this rank, as the coordinator, was told by DCP that all ranks have written."""
+        return self._metadata is not None
+
+    @property
     def alone(self) -> bool:
         """Whether this rank finished it for itself, without the others."""
         return self._metadata is not None and not self._shared

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import logging
+import os
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,19 +19,31 @@ from torch.futures import Future
 
 from mlflashpoint.adapter.pytorch.copies import copy_all
 from mlflashpoint.adapter.pytorch.metadata_codec import VersionMetadata, chunk_key
-from mlflashpoint.adapter.pytorch.shards import Shards, item_name, split_version
+from mlflashpoint.adapter.pytorch.shards import Shards, item_name
 from mlflashpoint.core.checkpoint_loader import DefaultMLFlashpointCheckpointLoader
 from mlflashpoint.core.ids import CheckpointContainerId
+from mlflashpoint.core.node_versions import NodeLoader, split_version
+from mlflashpoint.core.ranks import ranks_from
 from mlflashpoint.core.runtime import Runtime
 from mlflashpoint.errors import (
     CheckpointIdError,
     FlashpointError,
+    NoVersionError,
+    RankUnknownError,
     ShardFormatError,
     StateMismatchError,
     TopologyMismatchError,
 )
 
 log = logging.getLogger("mlflashpoint.adapter")
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """Tells the coordinator which version of a step this rank reads."""
+
+    incarnation: int
+    run: str
 
 
 class MemoryStorageReader(StorageReader):
@@ -39,13 +54,19 @@ class MemoryStorageReader(StorageReader):
         checkpoint_loader: what found the version; None takes a new one.
 
     A version that ``checkpoint_loader.get_latest_complete_checkpoint`` has just found was checked by all ranks, and its
-    shards may lie on any node. Any other version is looked for on this node alone, and checked here.
+    shards may lie on any node. Any other version is looked for on this node alone, and checked here. If this process is
+    still finishing its save, that is waited for. No seat is taken: any process of the job's user can read so.
+
+    A version that is overwritten while it is read is NoVersionError; tensors of the state may then have been written
+    to, its other values are as they were.
 
     Raises (within a CheckpointException on all ranks, if DCP calls it): NoVersionError, ShardCorruptError,
     ShardFormatError, TopologyMismatchError, StateMismatchError, CheckpointIdError.
     """
 
-    def __init__(self, path: Any = None, checkpoint_loader: DefaultMLFlashpointCheckpointLoader | None = None) -> None:
+    def __init__(
+        self, path: Any = None, checkpoint_loader: DefaultMLFlashpointCheckpointLoader | NodeLoader | None = None
+    ) -> None:
         super().__init__()
         self._loader = checkpoint_loader if checkpoint_loader is not None else DefaultMLFlashpointCheckpointLoader()
         self.checkpoint_id: CheckpointContainerId | None = None if path is None else CheckpointContainerId(str(path))
@@ -77,7 +98,7 @@ class MemoryStorageReader(StorageReader):
         shards = self.shards()
         rank = self.nearest_rank()
         scope = shards.attribute(rank).get("scope")
-        if scope == "rank" and self._world_size() not in (shards.world_size, None):
+        if scope == "rank" and self._world_size() != shards.world_size:
             raise TopologyMismatchError(
                 f"step {shards.step} was saved by {shards.world_size} ranks each for itself (no_dist), the job has "
                 f"{self._world_size()}",
@@ -96,7 +117,8 @@ class MemoryStorageReader(StorageReader):
                 self._runtime = found[0]
                 self._shards = Shards.recovered(*found)
             else:
-                self._shards = Shards.on_node(self.checkpoint_id, self._loader.stores.group)
+                self._loader.await_saved(self.checkpoint_id)
+                self._shards = Shards.on_node(self.checkpoint_id, self._loader.group, job_id=self._loader.job_id)
         return self._shards
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -106,9 +128,17 @@ class MemoryStorageReader(StorageReader):
             raise problem
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
+        return plan if plan.storage_data is not None else dataclasses.replace(plan, storage_data=self._mark())
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Raises NoVersionError if the ranks look at different versions of the step, which a rollback may leave."""
+        marks = {plan.storage_data for plan in plans if isinstance(plan.storage_data, _Mark)}
+        if len(marks) > 1:
+            raise NoVersionError(
+                "the ranks see different versions of the step: it is being replaced",
+                path=self.checkpoint_id,
+                remedy="load the newest version",
+            )
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -116,9 +146,7 @@ class MemoryStorageReader(StorageReader):
         shards, described = self.shards(), self.version_metadata()
         try:
             self._read(plan.items, planner, shards, described)
-            shards.confirm()
-            base, step = split_version(str(self.checkpoint_id))
-            self._loader.stores.reached(base, step, resumed=True)
+            self._loader.loaded(str(self.checkpoint_id))
         finally:
             self.close()
         future: Future[None] = Future()
@@ -144,6 +172,7 @@ class MemoryStorageReader(StorageReader):
         at_once = type(planner).commit_tensor is DefaultLoadPlanner.commit_tensor
         targets: list[Tensor] = []
         sources: list[Tensor] = []
+        contents: list[tuple[ReadItem, bytes]] = []
         for item in items:
             try:
                 holder = described.holder(item.storage_index)
@@ -153,7 +182,7 @@ class MemoryStorageReader(StorageReader):
                 ) from None
             stored = shards.view(holder, item_name(*chunk_key(item.storage_index)))
             if item.type is LoadItemType.BYTE_IO:
-                planner.load_bytes(item, io.BytesIO(stored.numpy().tobytes()))
+                contents.append((item, stored.numpy().tobytes()))
                 continue
             source = _part(stored, item.storage_offsets, item.lengths)
             target = planner.resolve_tensor(item).detach()
@@ -170,6 +199,10 @@ class MemoryStorageReader(StorageReader):
                 copy_all([target], [source])
                 planner.commit_tensor(item, target)
         copy_all(targets, sources)
+        shards.confirm()
+        # Not before: the planner unpickles them, and half of one version and half of another would be anything.
+        for item, content in contents:
+            planner.load_bytes(item, io.BytesIO(content))
 
     def __enter__(self) -> MemoryStorageReader:
         return self
@@ -179,17 +212,27 @@ class MemoryStorageReader(StorageReader):
 
     def nearest_rank(self) -> int:
         """The rank of the version whose shard tells of the whole: this one's own if it has one."""
-        shards, runtime = self.shards(), self._runtime
-        if runtime is not None:
-            return runtime.rank % shards.world_size
-        if torch.distributed.is_initialized():
-            return torch.distributed.get_rank() % shards.world_size
-        return 0
+        return self._ranks()[0] % self.shards().world_size
 
-    def _world_size(self) -> int | None:
+    def _world_size(self) -> int:
+        return self._ranks()[1]
+
+    def _ranks(self) -> tuple[int, int]:
+        """Rank and number of the processes that load; a process that can't tell loads alone."""
+        self.shards()
         if self._runtime is not None:
-            return self._runtime.world_size
-        return torch.distributed.get_world_size() if torch.distributed.is_initialized() else None
+            return self._runtime.rank, self._runtime.world_size
+        if torch.distributed.is_initialized():
+            return torch.distributed.get_rank(), torch.distributed.get_world_size()
+        try:
+            ranks = ranks_from(os.environ)
+        except RankUnknownError:
+            return 0, 1
+        return ranks.rank, ranks.world_size
+
+    def _mark(self) -> _Mark:
+        version = self.shards().version
+        return _Mark(version.incarnation, version.run)
 
 
 def _part(stored: Tensor, offsets: torch.Size, lengths: torch.Size) -> Tensor:

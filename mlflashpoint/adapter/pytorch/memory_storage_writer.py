@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
+import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,26 +17,20 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from mlflashpoint.adapter.pytorch.finish import Bulletin, Save
-from mlflashpoint.adapter.pytorch.metadata_codec import ChunkKey, chunk_key, encode_metadata
 from mlflashpoint.adapter.pytorch.planner import StructureSavePlanner
-from mlflashpoint.adapter.pytorch.shards import ATTRIBUTE, item_name, pieces_of, side_file_key, split_version
+from mlflashpoint.adapter.pytorch.registered import require_registered, serialises_by_default
+from mlflashpoint.adapter.pytorch.shards import ATTRIBUTE, pieces_of, side_file_key
 from mlflashpoint.adapter.pytorch.stager import ReusedStager
+from mlflashpoint.adapter.pytorch.tables import Table, Tables
+from mlflashpoint.adapter.pytorch.turns import Turns
 from mlflashpoint.core.checkpoint_saver import DefaultMLFlashpointCheckpointSaver
 from mlflashpoint.core.ids import CheckpointContainerId
+from mlflashpoint.core.node_versions import split_version
 from mlflashpoint.core.runtime import Runtime, SaveResult
-from mlflashpoint.core.shard import digest_of
 from mlflashpoint.errors import CheckpointIdError, FlashpointError, PeerError, StateTypeError, StepError
+from mlflashpoint.settings import BY_NAME
 
 log = logging.getLogger("mlflashpoint.adapter")
-
-
-@dataclass(frozen=True)
-class _Table:
-    """What one rank wrote, told to the coordinator: the items if it may not know them yet, and their digest."""
-
-    rank: int
-    digest: str
-    items: tuple[ChunkKey, ...] | None
 
 
 class MemoryStorageWriter(StorageWriter):
@@ -47,7 +42,8 @@ class MemoryStorageWriter(StorageWriter):
         side_files: small named files that every rank's shard carries, for the adapters of frameworks.
 
     The checkpoint's id is ``<base container>/step-<n>_ckpt``. Blocking is the copy of this rank's data alone; digests,
-    metadata and replicas follow in the background. A version counts once DCP has finished it on the coordinator.
+    metadata and replicas follow in the background. A version counts once DCP has finished it on the coordinator. A save
+    waits for a slot as ``MLFLASHPOINT_BUSY_WAIT_S`` says, and for an ``async_save`` of this writer that has not ended.
 
     Attributes:
         planner: keeps the plan from save to save; pass it to ``dcp.save`` to plan once per structure.
@@ -74,23 +70,43 @@ class MemoryStorageWriter(StorageWriter):
         self.side_files: dict[str, bytes] = dict(side_files or {})
         self.checkpoint_id: CheckpointContainerId | None = None
         self._stager = ReusedStager()
+        self._turns = Turns()
         self._is_coordinator = True
+        #: whether it came from the training process: nobody waits for what it does but those who want the version
+        self._travelled = False
         self._save: Save | None = None
         self._last: Save | None = None
         self._bulletins: dict[int, Bulletin] = {}
-        self._written: tuple[SavePlan, list[str], tuple[ChunkKey, ...], str] | None = None
-        #: digest of a table that the coordinator is known to have
-        self._confirmed = ""
-        self._tables: dict[int, _Table] = {}
-        self._encoded: tuple[Metadata, list[str], bytes] | None = None
+        self._tables = Tables()
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """A new save begins; raises CheckpointIdError if the id is no version's."""
-        if self._save is not None:
-            self._save.abandon(PeerError("DCP did not finish the save before the next one", step=self._save.step))
+        """A new save begins, once those of other threads have ended.
+
+        Raises:
+            CheckpointIdError: the id is no version's.
+            DeadlineExceededError: a save in another thread does not end.
+        """
+        self._turns.begin(self._deadline_s())
+        self.give_up_unfinished()
+        self._save = None
         if checkpoint_id is not None:
+            split_version(str(checkpoint_id))
             self.checkpoint_id = CheckpointContainerId(str(checkpoint_id))
-            split_version(self.checkpoint_id)
+
+    def give_up_unfinished(self) -> None:
+        """If DCP has let go of the last save without finishing it, tell all ranks, which wait for the word on it.
+
+        DCP does not say so. Only the coordinator can tell such a save from one whose word is on its way.
+        """
+        save = self._save
+        if save is None or not self._is_coordinator or save.finished or not self._turns.free:
+            return
+        error = PeerError(
+            "DCP did not finish the save", step=save.step, remedy="look for the error that dcp.save raised"
+        )
+        with contextlib.suppress(FlashpointError):
+            self._tell(self.runtime(), save, error)
+        save.abandon(error)
         self._save = None
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -110,14 +126,18 @@ class MemoryStorageWriter(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Copy this rank's items into the store."""
         future: Future[list[WriteResult]] = Future()
-        future.set_result(self.stage_items(plan, planner))
+        try:
+            future.set_result(self.stage_items(plan, planner))
+        finally:
+            if not self._is_coordinator:
+                self._turns.end()
         return future
 
     def stage_items(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
         """Copy this rank's items into the store; what to tell the coordinator. Raises FlashpointError."""
         save, runtime = self._begun(), self._usable()
         try:
-            names, table = self._describe(plan, runtime.rank)
+            names, table = self._tables.describe(plan, runtime.rank)
             state = dict(zip(names, self._resolve(plan, planner), strict=True))
             for name, content in self.side_files.items():
                 state[side_file_key(name)] = _bytes_tensor(content)
@@ -137,8 +157,14 @@ class MemoryStorageWriter(StorageWriter):
             StateTypeError: the planner's own data is not plain.
             PeerError: the ranks that wrote are not those of the store.
         """
+        try:
+            self._finish(metadata, results)
+        finally:
+            self._turns.end()
+
+    def _finish(self, metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> None:
         save, runtime = self._begun(), self._usable()
-        tables = [result.storage_data for part in results for result in part if isinstance(result.storage_data, _Table)]
+        tables = [result.storage_data for part in results for result in part if isinstance(result.storage_data, Table)]
         if len(tables) not in (1, runtime.world_size):
             raise PeerError(
                 f"{len(tables)} ranks wrote, the memory store has {runtime.world_size}",
@@ -147,14 +173,25 @@ class MemoryStorageWriter(StorageWriter):
                 remedy="give the ranks of that process group a store of their own (group=, rank=, world_size=)",
             )
         try:
-            encoded = self._encode(metadata, tables)
+            encoded = self._tables.encode(metadata, tables)
         except FlashpointError as error:
             self._tell(runtime, save, error)
             save.abandon(error)
             raise
         save.finish(encoded, shared=len(tables) == runtime.world_size > 1)
-        if not runtime.config.async_save:
+        if self._travelled and (runtime.world_size == 1 or not save.alone):
+            # The training process has no other way to learn when the version is there.
+            self._await_complete(runtime, save)
+        elif self._travelled or not runtime.config.async_save:
             runtime.flush()
+
+    def _await_complete(self, runtime: Runtime, save: Save) -> None:
+        if runtime.await_version(save.step) is False:
+            raise PeerError(
+                "the version is not complete: a rank could not commit it",
+                step=save.step,
+                remedy="look for the reason in the ranks' logs",
+            )
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
@@ -169,7 +206,12 @@ class MemoryStorageWriter(StorageWriter):
         return self._synchronize_after_execute
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """For ``dcp.async_save``: a copy of the state, into memory that is used again."""
+        """For ``dcp.async_save``: a copy of the state, into memory that is used again.
+
+        Raises:
+            DeadlineExceededError: an earlier ``async_save`` of this writer does not end.
+        """
+        self._turns.announce(self._deadline_s())
         return self._stager.stage(state_dict)
 
     def synchronize_staging(self) -> None:
@@ -181,17 +223,23 @@ class MemoryStorageWriter(StorageWriter):
 
     def __getstate__(self) -> dict[str, Any]:
         # It travels to a checkpoint process at each save: the settings do, what was learnt from saves does not.
+        self._turns.withdraw()
         return {"saver": self._saver, "topology": self.topology, "side_files": self.side_files}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(checkpoint_saver=state["saver"], side_files=state["side_files"])  # type: ignore[misc]
         self.topology = state["topology"]
+        self._travelled = True
 
     def runtime(self) -> Runtime:
         """The store that the checkpoint's id lies in; raises as the saver does, and CheckpointIdError."""
         if self.checkpoint_id is None:
             raise CheckpointIdError("no checkpoint id", remedy="pass checkpoint_id to dcp.save")
         return self._saver.runtime(split_version(self.checkpoint_id)[0])
+
+    def _deadline_s(self) -> float:
+        opened = None if self.checkpoint_id is None else self._saver.stores.opened(split_version(self.checkpoint_id)[0])
+        return float(BY_NAME["deadline_s"].read(os.environ) if opened is None else opened.config.deadline_s)
 
     def _usable(self) -> Runtime:
         runtime = self.runtime()
@@ -211,13 +259,13 @@ class MemoryStorageWriter(StorageWriter):
             found = self._bulletins[id(runtime)] = Bulletin(connect)
         return found
 
-    def _store(self, runtime: Runtime, save: Save, state: dict[str, Any], table: _Table) -> SaveResult:
+    def _store(self, runtime: Runtime, save: Save, state: dict[str, Any], table: Table) -> SaveResult:
         bulletin = self._bulletin(runtime)
         world_size, deadline_s = runtime.world_size, runtime.config.deadline_s
 
         def finished() -> dict[str, Any]:
             text = save.settle(bulletin, world_size=world_size, deadline_s=deadline_s)
-            self._confirmed = table.digest
+            self._tables.confirmed = table.digest
             return {
                 ATTRIBUTE: {"metadata": pieces_of(text), "scope": "rank" if save.alone and world_size > 1 else "all"}
             }
@@ -229,8 +277,12 @@ class MemoryStorageWriter(StorageWriter):
         if result.skipped:
             save.outcome = None if last is None else last.outcome
             if save.outcome is False:
-                raise StepError("an earlier save of this step has failed, which is final", step=save.step)
-            log.info("step %d lies in memory already and is not stored again", save.step)
+                raise StepError(
+                    "an earlier save of this step has failed, which is final",
+                    step=save.step,
+                    remedy="save again under the next step",
+                )
+            log.debug("step %d lies in memory already and is not stored again", save.step)
         self._saver.stores.reached(split_version(str(self.checkpoint_id))[0], save.step)
         return result
 
@@ -247,25 +299,14 @@ class MemoryStorageWriter(StorageWriter):
         if runtime.world_size > 1:
             threading.Thread(target=tell, name="mlflashpoint-tell", daemon=True).start()
 
-    def _describe(self, plan: SavePlan, rank: int) -> tuple[list[str], _Table]:
-        """The items' names, and what to tell the coordinator of them; made once per plan."""
-        written = self._written
-        if written is None or written[0] is not plan:
-            keys = tuple(chunk_key(item.index) for item in plan.items)
-            names = [item_name(*key) for key in keys]
-            written = self._written = plan, names, keys, digest_of("\n".join(names).encode())
-        _, names, keys, digest = written
-        if digest != self._confirmed:
-            # The coordinator keeps one table per rank, and this one takes the place of what it has.
-            self._confirmed = ""
-            return names, _Table(rank, digest, keys)
-        return names, _Table(rank, digest, None)
-
     def _resolve(self, plan: SavePlan, planner: SavePlanner) -> list[torch.Tensor]:
         resolved = planner.resolve_all() if isinstance(planner, StructureSavePlanner) else None
+        checked = resolved is None and serialises_by_default(planner)
         data: list[torch.Tensor] = []
         for number, item in enumerate(plan.items):
             try:
+                if checked and item.type is WriteItemType.BYTE_IO:
+                    require_registered(item.index.fqn, planner.lookup_object(item.index))  # type: ignore[attr-defined]
                 value = planner.resolve_data(item) if resolved is None else resolved[number]
             except FlashpointError:
                 raise
@@ -286,24 +327,6 @@ class MemoryStorageWriter(StorageWriter):
                 )
             data.append(value)
         return data
-
-    def _encode(self, metadata: Metadata, tables: Sequence[_Table]) -> bytes:
-        for table in tables:
-            known = self._tables.get(table.rank)
-            if table.items is not None:
-                self._tables[table.rank] = table
-            elif known is None or known.digest != table.digest:
-                raise PeerError(f"rank {table.rank} wrote items that the coordinator does not know", rank=table.rank)
-        digests = [table.digest for table in tables]
-        if self._encoded is not None and self._encoded[0] is metadata and self._encoded[1] == digests:
-            return self._encoded[2]
-        holders: dict[ChunkKey, int] = {}
-        for table in tables:
-            for key in self._tables[table.rank].items or ():
-                holders.setdefault(key, table.rank)
-        encoded = encode_metadata(metadata, holders)
-        self._encoded = metadata, digests, encoded
-        return encoded
 
 
 def _bytes_tensor(data: bytes | memoryview) -> torch.Tensor:

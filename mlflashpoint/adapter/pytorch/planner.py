@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 
+from mlflashpoint.adapter.pytorch.registered import require_registered
 from mlflashpoint.adapter.pytorch.structure import Structure
 from mlflashpoint.errors import PeerError
 
@@ -47,7 +48,8 @@ class StructureSavePlanner(DefaultSavePlanner):
     Use one instance for all saves of one state: it holds the plan. Takes the arguments of ``DefaultSavePlanner``.
 
     Raises (as DCP does, on all ranks): PeerError if the ranks hold plans of different saves, which can't happen while
-    they make the same saves; the next save plans anew.
+    they make the same saves; the next save plans anew. StateTypeError for an object whose type is neither plain data
+    nor registered.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -120,11 +122,17 @@ class StructureSavePlanner(DefaultSavePlanner):
         self._unfinished = False
         return self.plan
 
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:
+        """As DCP's; raises StateTypeError for what it would pickle without anybody having registered its type."""
+        if write_item.type is WriteItemType.BYTE_IO:
+            require_registered(write_item.index.fqn, object)
+        return super().transform_object(write_item, object)
+
     def resolve_all(self) -> list[Any] | None:
         """The data of each item of the final plan, in its order; None if a subclass resolves items its own way."""
         kind = type(self)
         overridden = any(
-            getattr(kind, name) is not getattr(DefaultSavePlanner, name)
+            getattr(kind, name) is not getattr(StructureSavePlanner, name)
             for name in ("resolve_data", "lookup_object", "transform_object")
         )
         if overridden or self._planned is None or self._leaves is None:

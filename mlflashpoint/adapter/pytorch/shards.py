@@ -12,13 +12,20 @@ from torch import Tensor
 
 from mlflashpoint.adapter.pytorch.metadata_codec import VersionMetadata, decode_metadata
 from mlflashpoint.core.arena import read_record
-from mlflashpoint.core.checkpoint_loader import plan_on_node
-from mlflashpoint.core.ids import CheckpointContainerId
+from mlflashpoint.core.node_versions import plan_on_node, split_version
+from mlflashpoint.core.plan import VersionKey
 from mlflashpoint.core.reader import ShardReader
+from mlflashpoint.core.record import ShardRecord
 from mlflashpoint.core.recovery import Recovery
 from mlflashpoint.core.runtime import Runtime
 from mlflashpoint.core.standard_leaves import LONG
-from mlflashpoint.errors import CheckpointIdError, NoVersionError, ShardFormatError
+from mlflashpoint.errors import (
+    ContainerError,
+    FlashpointError,
+    NoVersionError,
+    ShardCorruptError,
+    ShardFormatError,
+)
 
 #: name in a shard's attributes of what this adapter keeps there
 ATTRIBUTE = "dcp"
@@ -30,16 +37,21 @@ class Shards:
     """Reads the shards of one version.
 
     Args:
+        version: which one.
+        open_shard: rank -> reader.
+
+    Attributes:
+        version: which one.
         step: training step of the version.
         world_size: ranks that saved it.
         topology: parallel layout that it was saved with.
-        open_shard: rank -> reader.
     """
 
-    def __init__(self, step: int, world_size: int, topology: str, open_shard: Callable[[int], ShardReader]) -> None:
-        self.step = step
-        self.world_size = world_size
-        self.topology = topology
+    def __init__(self, version: VersionKey, open_shard: Callable[[int], ShardReader]) -> None:
+        self.version = version
+        self.step = version.step
+        self.world_size = version.world_size
+        self.topology = version.topology
         self._open_shard = open_shard
         self._readers: dict[int, ShardReader] = {}
         self._items: dict[int, dict[str, str]] = {}
@@ -48,35 +60,30 @@ class Shards:
     @classmethod
     def recovered(cls, runtime: Runtime, recovery: Recovery) -> Shards:
         """Of a version that all ranks found together; a shard may lie on any node."""
-        return cls(
-            recovery.step, recovery.world_size, recovery.topology, lambda rank: runtime.load_shard(recovery, rank)
-        )
+        return cls(recovery.version, lambda rank: runtime.load_shard(recovery, rank))
 
     @classmethod
-    def on_node(cls, version: str, group: str) -> Shards:
+    def on_node(cls, version: str, group: str, *, job_id: str | None = None) -> Shards:
         """Of the version ``<base>/step-<n>_ckpt`` that lies whole in this node's memory.
 
         Raises:
             CheckpointIdError: that is no version's name.
-            NoVersionError, ContainerError: as ``plan_on_node``.
+            NoVersionError, ContainerError, ForeignContainerError: as ``plan_on_node``.
         """
         base, step = split_version(version)
-        plan = plan_on_node(base, group, step)
+        plan = plan_on_node(base, group, step, job_id=job_id)
         assert plan.version is not None
 
         def open_shard(rank: int) -> ShardReader:
-            copies = plan.sources.get(rank)
-            if not copies:
-                raise NoVersionError(f"no rank {rank} saved step {step}", path=base, step=step)
-            reader = ShardReader.open(Path(base) / copies[0].slot)
-            if reader.record != copies[0].record:
-                reader.close()
-                raise NoVersionError("the slot holds another version by now", path=base, step=step)
-            # Nobody has looked at these bytes since they were written.
-            reader.verify()
-            return reader
+            problem: FlashpointError | None = None
+            for copy in plan.sources.get(rank, ()):
+                try:
+                    return _opened(Path(base) / copy.slot, copy.record)
+                except FlashpointError as error:
+                    problem = problem or error
+            raise problem or NoVersionError(f"no rank {rank} saved step {step}", path=base, step=step)
 
-        return cls(step, plan.version.world_size, plan.version.topology, open_shard)
+        return cls(plan.version, open_shard)
 
     def reader(self, rank: int) -> ShardReader:
         found = self._readers.get(rank)
@@ -140,12 +147,7 @@ class Shards:
         """
         for reader in self._readers.values():
             if reader.path is not None and read_record(reader.path) != reader.record:
-                raise NoVersionError(
-                    "the version was overwritten by a newer one while it was being read",
-                    path=reader.path,
-                    step=self.step,
-                    remedy="load the newest version",
-                )
+                raise _overwritten(reader.path, self.step)
 
     def close(self) -> None:
         """Let go of the slots, which may be overwritten from now on."""
@@ -155,17 +157,34 @@ class Shards:
         self._items.clear()
 
 
-def split_version(version: str) -> tuple[CheckpointContainerId, int]:
-    """Base container and step of ``<base>/step-<n>_ckpt``; raises CheckpointIdError."""
-    found = CheckpointContainerId(str(version))
-    base, step = found.get_parent(), found.step
-    if base is None or step is None:
-        raise CheckpointIdError(
-            "the checkpoint id is no version in a base container",
-            path=found,
-            remedy="use create_child(base, CheckpointContainerId.format_version_container(step))",
-        )
-    return base, step
+def _opened(slot: Path, record: ShardRecord) -> ShardReader:
+    """A reader of the slot if it still holds the shard of ``record``, with good digests.
+
+    Raises:
+        NoVersionError: it does not hold it any more.
+        ShardFormatError, ShardCorruptError, ContainerError: it is damaged, or can't be read.
+    """
+    try:
+        reader = ShardReader.open(slot)
+        if reader.record != record:
+            raise _overwritten(slot, record.step)
+        # Nobody has looked at these bytes since they were written.
+        reader.verify()
+        return reader
+    except (ShardFormatError, ShardCorruptError, ContainerError):
+        # Half of what is written over it looks like damage, too.
+        if read_record(slot) == record:
+            raise
+    raise _overwritten(slot, record.step)
+
+
+def _overwritten(slot: Path, step: int) -> NoVersionError:
+    return NoVersionError(
+        "the version was overwritten by a newer one while it was being read",
+        path=slot,
+        step=step,
+        remedy="load the newest version",
+    )
 
 
 def item_name(fqn: str, offsets: tuple[int, ...] | None) -> str:

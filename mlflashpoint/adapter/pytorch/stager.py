@@ -131,4 +131,10 @@ def _padded(nbytes: int) -> int:
 
 
 def _snapshot(leaf: Any) -> Any:
-    return leaf if isinstance(leaf, _IMMUTABLE) else copy.deepcopy(leaf)
+    if isinstance(leaf, _IMMUTABLE):
+        return leaf
+    try:
+        return copy.deepcopy(leaf)
+    except Exception:
+        # Raised here, on one rank, it would leave the others waiting in the save, which refuses the object on all.
+        return leaf

@@ -12,6 +12,7 @@ from mlflashpoint.checkpoint_object_manager.checkpoint_object_manager import Che
 from mlflashpoint.core.checkpoint_loader import DefaultMLFlashpointCheckpointLoader
 from mlflashpoint.core.checkpoint_saver import DefaultMLFlashpointCheckpointSaver
 from mlflashpoint.core.ids import CheckpointContainerId
+from mlflashpoint.core.node_versions import version_of
 from mlflashpoint.core.runtime import Runtime
 
 
@@ -65,10 +66,14 @@ class MemoryStore:
 
     def version(self, step: int) -> CheckpointContainerId:
         """The checkpoint id of ``step``; raises CheckpointIdError."""
-        return CheckpointContainerId.create_child(self.base, CheckpointContainerId.format_version_container(step))
+        return version_of(self.base, step)
 
     def latest(self, *, durable_step: int | None = None) -> CheckpointContainerId | None:
-        """The newest version that every rank can load; collective, see ``get_latest_complete_checkpoint``."""
+        """The newest version that every rank can load; collective, see ``get_latest_complete_checkpoint``.
+
+        A save that ``dcp.save`` or the future of ``dcp.async_save`` has returned from is waited for.
+        """
+        self.writer.give_up_unfinished()
         return self.loader.get_latest_complete_checkpoint(self.base, durable_step=durable_step)
 
     def close(self) -> None:

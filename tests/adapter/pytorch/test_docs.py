@@ -16,11 +16,15 @@ pytestmark = pytest.mark.multiprocess
 CHECK = """
 assert newest == store.version(7) and state["step"] == 7
 """
+READ = """
+assert newest == reads.version(8)
+assert all(weights["model"][name].equal(value) for name, value in state["model"].items())
+"""
 
 
 def test_the_pages_python_runs():
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "pytorch-dcp.md").read_text(), re.M | re.S)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     base = f"/dev/shm/mlflashpoint-test-{uuid.uuid4().hex}"
     variables = {
         **os.environ,
@@ -30,7 +34,7 @@ def test_the_pages_python_runs():
         "MASTER_PORT": "0",
     }
     begin = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
-    code = "".join([begin, blocks[0], CHECK, blocks[1]])
+    code = "".join([begin, blocks[0], CHECK, *blocks[1:], READ])
     try:
         done = subprocess.run(
             [sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=100, check=False

@@ -94,7 +94,7 @@ def test_an_older_version_that_is_still_there_can_be_loaded_by_name(said):
             "an_object_that_nothing_can_serialise",
             "StateTypeError",
             {1},
-            ("'bad.lock'", "_thread.lock", "copyreg.pickle"),
+            ("'bad.lock'", "_thread.lock", "register_leaf"),
         ),
         ("a_planner_that_gives_neither_tensor_nor_bytes", "StateTypeError", None, ("'odd'", "builtins.dict")),
         ("a_planner_whose_data_is_not_plain", "StateTypeError", {0}, ("_io.StringIO", "planner_data.note")),

@@ -1,0 +1,201 @@
+"""Which versions lie whole in a node's memory, told from its files alone: what a process can know that owns no seat.
+
+Nothing here takes a seat, writes a file or tells the job anything. A shard has a commit record only once its checkpoint
+was finished on all ranks, so a version is complete if every rank's shard lies here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from mlflashpoint.core.channel import Channel, poll
+from mlflashpoint.core.container import look_into
+from mlflashpoint.core.deadline import Deadline
+from mlflashpoint.core.ids import CheckpointContainerId
+from mlflashpoint.core.incarnation import Lineage, read_lineage
+from mlflashpoint.core.manifest import node_copies
+from mlflashpoint.core.plan import RecoveryPlan, VersionKey, plan_recovery
+from mlflashpoint.errors import (
+    CheckpointIdError,
+    FlashpointError,
+    ForeignContainerError,
+    NoVersionError,
+    PeerError,
+)
+
+log = logging.getLogger("mlflashpoint.core")
+
+_AGREE_S = 60.0
+#: conversations of this process so far; every rank makes the same ones
+_asked = 0
+
+
+class NodeLoader:
+    """Finds versions for a process that is no rank of the job: an evaluator, a notebook, an export script.
+
+    Has the methods that a reader asks of ``DefaultMLFlashpointCheckpointLoader``. What it loads tells the job nothing.
+
+    Args:
+        group: name of the set of ranks that saved together.
+        job_id: refuse the container of another job; None reads any of this user's.
+    """
+
+    def __init__(self, *, group: str = "default", job_id: str | None = None) -> None:
+        self.group = group
+        self.job_id = job_id
+
+    def get_latest_complete_checkpoint(
+        self, checkpoint_base_container: str, *, durable_step: int | None = None
+    ) -> CheckpointContainerId | None:
+        """As ``newest_on_nodes``."""
+        base = CheckpointContainerId(checkpoint_base_container)
+        return newest_on_nodes(base, self.group, durable_step=durable_step, job_id=self.job_id)
+
+    def found(self, version: str) -> None:
+        """Nothing: every version is looked for on this node."""
+
+    def await_saved(self, version: str) -> None:
+        """Nothing: what this process loads it has not saved."""
+
+    def loaded(self, version: str) -> None:
+        """Nothing: the job does not go on from what is loaded here."""
+
+
+def newest_on_nodes(
+    base: CheckpointContainerId, group: str, *, durable_step: int | None = None, job_id: str | None = None
+) -> CheckpointContainerId | None:
+    """The newest version that lies whole on the node of every process, None if there is none.
+
+    Where torch.distributed is initialised it is collective, and all processes get one answer.
+
+    Args:
+        base: base container.
+        group: name of the set of ranks that saved together.
+        durable_step: newest step in durable storage; an older version does not count.
+        job_id: refuse the container of another job; None reads any of this user's.
+
+    Raises:
+        ContainerError, ForeignContainerError: as ``plan_on_node``.
+        PeerError: the processes could not agree.
+    """
+    versions: Sequence[VersionKey] = ()
+    problem: FlashpointError | None = None
+    try:
+        versions = plan_on_node(base, group, job_id=job_id).complete
+    except NoVersionError as error:
+        log.debug("nothing to load from %s: %s", base, error)
+    except FlashpointError as error:
+        problem = error
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        # With a problem too: the others wait for what this process sees.
+        newest = _common(group, versions, problem)
+    elif problem is not None:
+        raise problem
+    else:
+        newest = next(iter(versions), None)
+    if newest is None or (durable_step is not None and durable_step > newest.step):
+        return None
+    return version_of(base, newest.step)
+
+
+def _common(group: str, versions: Sequence[VersionKey], problem: FlashpointError | None) -> VersionKey | None:
+    """The first of ``versions`` that every process has among its own; raises this one's problem, or another's."""
+    global _asked
+    _asked += 1
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    channel = Channel(dist.distributed_c10d._get_default_store(), f"mlflashpoint/{group}/on-node/{_asked}")
+    deadline = Deadline(_AGREE_S)
+    channel.post(f"seen/{rank}", [list(version) for version in versions] if problem is None else str(problem))
+    everyone = [f"seen/{other}" for other in range(world_size)]
+
+    def all_seen() -> list[Any] | None:
+        found = channel.read_present(everyone)
+        return None if any(seen is None for seen in found) else found
+
+    if rank == 0:
+        seen = poll(all_seen, deadline, world_size=world_size)
+        channel.post("chosen", _choose(seen))
+    chosen = poll(lambda: channel.read("chosen"), deadline, world_size=world_size)
+    if problem is not None:
+        raise problem
+    if chosen is None or chosen["problem"] is not None:
+        why = "rank 0 did not answer" if chosen is None else chosen["problem"]
+        raise PeerError(f"the processes could not agree on a version: {why}", rank=rank)
+    return next((version for version in versions if list(version) == chosen["version"]), None)
+
+
+def _choose(seen: list[Any] | None) -> dict[str, Any]:
+    if seen is None:
+        return {"problem": f"some did not say within {_AGREE_S:g} s what lies on their node", "version": None}
+    problem = next((found for found in seen if isinstance(found, str)), None)
+    if problem is not None:
+        return {"problem": problem, "version": None}
+    everywhere = (version for version in seen[0] if all(version in found for found in seen[1:]))
+    return {"problem": None, "version": next(everywhere, None)}
+
+
+def plan_on_node(
+    base_container: str, group: str, step: int | None = None, *, job_id: str | None = None
+) -> RecoveryPlan:
+    """The newest version, or that of ``step``, that lies whole in this node's memory; asks no other rank.
+
+    Reads only, so it also serves a process that does not own a seat.
+
+    Raises:
+        NoVersionError: there is none; gives the reason.
+        ContainerError: the container can't be read, or other users may write to it.
+        ForeignContainerError: it belongs to another user, or to another job than ``job_id``, if that is given.
+    """
+    base = Path(base_container)
+    container = look_into(base)
+    if container is None:
+        raise NoVersionError(
+            "the folder is no memory container", path=base, remedy="give the base container that the job saved to"
+        )
+    if job_id not in (None, container.job_id):
+        raise ForeignContainerError(
+            f"the container belongs to job {container.job_id!r}, not {job_id!r}",
+            path=base,
+            remedy="give the base container of the job whose versions are wanted",
+        )
+    copies = [copy for copy in node_copies(container, group, holder=0) if step is None or copy.record.step == step]
+    lineage = Lineage()
+    try:
+        lineage = read_lineage(container.group_dir(group))
+    except FlashpointError as error:
+        log.warning("the lineage on this node is left out: %s", error)
+    # No job has no ranks, so that each version counts as one to be resharded, and any layout is taken.
+    plan = plan_recovery(copies, 0, placement={0: container.node}, lineage=lineage, group=group, reshard=True)
+    if plan.version is None:
+        what = "no version" if step is None else f"no version of step {step}"
+        why = plan.skipped[0].reason if plan.skipped else "nothing of the kind lies there"
+        raise NoVersionError(
+            f"{what} on this node: {why}",
+            path=base,
+            step=step,
+            remedy="let get_latest_complete_checkpoint choose, or load the durable checkpoint",
+        )
+    return plan
+
+
+def version_of(base: CheckpointContainerId, step: int) -> CheckpointContainerId:
+    """The version of ``step`` in a base container; raises CheckpointIdError."""
+    return CheckpointContainerId.create_child(base, CheckpointContainerId.format_version_container(step))
+
+
+def split_version(version: str) -> tuple[CheckpointContainerId, int]:
+    """Base container and step of ``<base>/step-<n>_ckpt``; raises CheckpointIdError."""
+    found = CheckpointContainerId(str(version))
+    base, step = found.get_parent(), found.step
+    if base is None or step is None:
+        raise CheckpointIdError(
+            "the checkpoint id is no version in a base container",
+            path=found,
+            remedy="use create_child(base, CheckpointContainerId.format_version_container(step))",
+        )
+    return base, step
