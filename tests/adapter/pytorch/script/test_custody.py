@@ -217,3 +217,11 @@ def test_links_to_a_lost_checkpoint_lead_to_the_last_durable_one(line, steps):
     absolute.symlink_to(steps[3])
     retire(steps[3], marker.read(steps[3]), set())
     assert (os.readlink(relative), os.readlink(absolute)) == ("step-1", str(steps[1]))
+
+
+def test_the_only_folder_left_is_followed_under_its_new_name(line, steps):
+    shutil.rmtree(steps[1])
+    shutil.rmtree(steps[2])
+    os.rename(steps[3], steps[3].with_name("kept"))
+    assert line.save(steps[4]) is False
+    assert line.flushed == {str(steps[3].with_name("kept"))}
