@@ -54,6 +54,7 @@ def before_end(instance: Any, args: Arguments, kwargs: Mapping[str, Any]) -> Non
     """The job's ranks are about to part: what is in memory only is made durable while they can still talk."""
     import sys
 
-    ending = sys.modules.get("mlflashpoint.adapter.pytorch.script.ending")
-    if ending is not None:
+    if "mlflashpoint.adapter.pytorch.script.streams" in sys.modules:
+        from mlflashpoint.adapter.pytorch.script import ending
+
         ending.before_parting(args[0] if args else kwargs.get("group"))

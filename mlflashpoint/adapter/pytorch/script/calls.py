@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import re
 import sys
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.stateful import Stateful
 
@@ -41,9 +43,27 @@ class Request:
     planner: Any
     alone: bool
 
-    def plain_state(self) -> dict[str, Any]:
-        """The state with each Stateful object asked for its own, as DCP does at the beginning of a save."""
-        return {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in self.state.items()}
+    def plain_state(self) -> tuple[dict[str, Any], BaseException | None]:
+        """The state with each Stateful object asked for its own, as DCP does at the beginning, and what that raised.
+
+        That is the script's own, and the other ranks have to hear of it before it is raised here.
+        """
+        plain: dict[str, Any] = {}
+        try:
+            for key, value in self.state.items():
+                plain[key] = value.state_dict() if isinstance(value, Stateful) else value
+        except BaseException as error:
+            return plain, error
+        return plain, None
+
+    def take(self, plain: Mapping[str, Any]) -> None:
+        """Give what was loaded to the script, as DCP does at the end of a load."""
+        state: Any = self.state
+        for key in sorted(plain):
+            if isinstance(state[key], Stateful):
+                state[key].load_state_dict(plain[key])
+            else:
+                state[key] = plain[key]
 
 
 def request(args: tuple[Any, ...], kwargs: Mapping[str, Any], storage: str) -> Request | str:
@@ -79,11 +99,6 @@ def request(args: tuple[Any, ...], kwargs: Mapping[str, Any], storage: str) -> R
     return Request(state, Path(os.path.realpath(where)), kwargs.get("planner"), alone)
 
 
-def pattern_of(path: Path) -> str:
-    """The path with a ``#`` for each number: equal for the checkpoints that one line of a script saves."""
-    return re.sub(r"\d+", "#", str(path))
-
-
 def _world() -> Any:
     return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
 
@@ -101,3 +116,13 @@ def _foreign_caller() -> str | None:
                 return str(name)
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+def trouble(error: BaseException | None) -> str:
+    """What the other ranks are told of ``error``."""
+    return "" if error is None else f"{type(error).__name__}: {error}"
+
+
+def elsewhere(what: str, rank: int, text: str) -> CheckpointException:
+    """What DCP raises on the other ranks if one fails within a save or load."""
+    return CheckpointException(what, {rank: (RuntimeError(text), traceback.StackSummary())})

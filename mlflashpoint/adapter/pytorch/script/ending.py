@@ -15,10 +15,9 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from mlflashpoint.adapter.observe import timed
-from mlflashpoint.adapter.pytorch.script import marker
-from mlflashpoint.adapter.pytorch.script.stream import Stream, all_say, forget_streams, open_streams
-from mlflashpoint.adapter.pytorch.script.version_planner import VersionPlanner
+from mlflashpoint.adapter.pytorch.script.council import hold
+from mlflashpoint.adapter.pytorch.script.flush import flush
+from mlflashpoint.adapter.pytorch.script.streams import forget_streams, open_streams
 
 log = logging.getLogger("mlflashpoint.adapter")
 
@@ -38,37 +37,20 @@ def before_parting(group: Any) -> None:
 
 def finish() -> None:
     """Make what is in memory only durable, and close the stores; collective, bounded, raises nothing."""
-    waiting = [stream for stream in open_streams() if stream.newest_is_memory is not None]
+    waiting = [stream for stream in open_streams() if stream.newest_is_memory]
     try:
         # The same ones on all ranks that get here.
-        if waiting and all_say(True, _WAIT_S):
-            for stream in waiting:
-                _write(stream)
-        elif waiting:
+        outcome = hold(lambda: [stream.custody.at_end() for stream in waiting], seconds=_WAIT_S) if waiting else None
+        if outcome is not None and not outcome.ok:
             log.warning("the newest checkpoints stay in memory only: the other ranks do not end as well")
+        elif outcome is not None:
+            for stream, wanted in zip(waiting, outcome.answer, strict=True):
+                flush(stream, wanted)
+            for stream in waiting:
+                stream.custody.settle()
     except (Exception, CheckpointException) as error:
         log.error("the newest checkpoint stays in memory only: %s", error)
     forget_streams()
-
-
-def _write(stream: Stream) -> None:
-    folder = stream.newest_is_memory
-    found = stream.find()
-    version = None if folder is None else found.get(folder)
-    if folder is None or not stream.vote(version is not None) or version is None:
-        log.error("%s can't be made durable: memory does not have it", folder)
-        return
-    reader, rank = stream.store.reader, stream.runtime.rank
-    reader.reset(version)
-    try:
-        planner = VersionPlanner(reader.shards(), reader.version_metadata(), rank)
-        timed(log, "durable", stream.number, lambda: stream.write_durable(folder, planner))
-    finally:
-        reader.close()
-    stream.newest_is_memory = None
-    if rank == 0:
-        marker.release(folder, stream.last_durable)
-    log.info("%s is durable now: the script ends", folder)
 
 
 def _at_exit() -> None:

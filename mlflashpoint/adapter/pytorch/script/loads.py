@@ -1,123 +1,161 @@
 """A script's ``dcp.load`` of a folder: from memory if that has the folder's checkpoint, else from disk.
 
-Rank 0 looks at the folder and decides for all. A folder with a durable checkpoint is loaded from memory only if the
-journal knows that very checkpoint: saved beside the version in memory, or by an earlier save.
+Rank 0 looks at the folder and decides for all. A folder says by its marker which version it is, wherever a script has
+moved it. A folder with a durable checkpoint is loaded from memory only if a journal knows that very checkpoint.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch.distributed.checkpoint.api import CheckpointException
 
-from mlflashpoint.adapter.pytorch.script import marker
-from mlflashpoint.adapter.pytorch.script.calls import pattern_of, request
-from mlflashpoint.adapter.pytorch.script.saves import Original, setting
-from mlflashpoint.adapter.pytorch.script.stream import Stream, stream_of
-from mlflashpoint.core.ids import CheckpointContainerId
+from mlflashpoint.adapter.pytorch.script import journal, marker
+from mlflashpoint.adapter.pytorch.script.calls import Request, elsewhere, request, trouble
+from mlflashpoint.adapter.pytorch.script.council import given_up, hold
+from mlflashpoint.adapter.pytorch.script.line import group_of
+from mlflashpoint.adapter.pytorch.script.retirement import retire
+from mlflashpoint.adapter.pytorch.script.saves import BROKEN, Original
+from mlflashpoint.adapter.pytorch.script.stream import Stream, Version
+from mlflashpoint.adapter.pytorch.script.streams import abandon, stream_of
 from mlflashpoint.errors import FlashpointError, NoVersionError
+from mlflashpoint.settings import StoreConfig
 
 log = logging.getLogger("mlflashpoint.adapter")
-
-Versions = Mapping[Path, CheckpointContainerId]
 
 
 def load(original: Original, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Around ``load``."""
     asked = request(args, kwargs, "storage_reader")
-    stream = None if isinstance(asked, str) else stream_of(pattern_of(asked.path), asked.alone)
-    if isinstance(asked, str) or stream is None:
+    if isinstance(asked, str) or given_up():
         log.debug("a load is left alone: %s", asked)
         return original()
+    group = hold(lambda: _group(asked.path)).answer
+    stream = None if group is None else stream_of(group, asked.path, asked.alone)
+    if stream is None:
+        return original()
     versions = _find(stream)
-    verdict = stream.tell(_verdict(stream, asked.path, versions) if stream.runtime.rank == 0 else None)
-    source, durable, since, note = verdict["source"], verdict["durable"], verdict["since"], verdict["note"]
+    outcome = hold(lambda: _judge(stream, asked.path, versions), trouble=BROKEN * bool(stream.broken))
+    if outcome.trouble == BROKEN:
+        abandon(stream, stream.broken or f"rank {outcome.rank} has lost the process group of memory saves")
+        return original()
+    verdict = outcome.answer
+    source, note = ("disk", "") if verdict is None else (verdict["source"], verdict["note"])
     if source == "lost":
-        error = NoVersionError(
+        original.error = NoVersionError(
             "the checkpoint was in memory only, and memory does not have it any more",
             path=asked.path,
             rank=stream.runtime.rank,
             remedy=note,
         )
-        original.error = error
-        raise error
+        raise original.error
     if source == "memory":
-        try:
-            stream.load(asked.state, versions[asked.path], asked.planner)  # type: ignore[arg-type]
-        except CheckpointException as failure:
-            if not note:
-                original.error = failure
-                raise
-            # Raised on all ranks, as DCP does, so that all of them turn to the disk.
-            log.error("%s can't be loaded from memory: %s", asked.path, failure)
-            original()
-        except BaseException as failure:
-            # The script's own: a Stateful that refuses what was loaded, for example.
-            original.error = failure
-            raise
-        else:
-            log.info("%s is loaded from memory", asked.path)
-            original.skip()
+        version = next((version for version in versions if version.token == verdict["token"]), None)
+        _from_memory(original, stream, asked, version, on_disk=bool(note))
     else:
         original()
-    if stream.newest_is_memory is None and not stream.has_saved:
-        stream.last_durable = Path(durable) if durable else None
-        stream.since_durable = since
-        stream.newest_is_memory = asked.path if since else None
+    if not stream.has_saved:
+        stream.newest_is_memory = source == "memory" and not note
+    if verdict is not None and stream.runtime.rank == 0:
+        _enter(stream, asked.path)
     return None
 
 
-def _find(stream: Stream) -> Versions:
+def _from_memory(original: Original, stream: Stream, asked: Request, version: Version | None, *, on_disk: bool) -> None:
+    """Load it from memory, or from disk if that fails and the disk has it; what the script's own code raises is its."""
+    state, failure = asked.plain_state()
+    outcome = hold(trouble=trouble(failure))
+    if failure is not None:
+        original.error = failure
+        raise failure
+    if not outcome.ok and outcome.rank != -1:
+        original.error = elsewhere("load", outcome.rank or 0, outcome.trouble)
+        raise original.error
+    try:
+        if version is None or not outcome.ok:
+            raise elsewhere("load", stream.runtime.rank, "the ranks did not come together")
+        stream.load(state, version.id, asked.planner)
+    except CheckpointException as failure:
+        if not on_disk:
+            original.error = failure
+            raise
+        # Raised on all ranks, as DCP does, so that all of them turn to the disk.
+        log.error("%s can't be loaded from memory: %s", asked.path, failure)
+        original()
+        return
+    except BaseException as failure:
+        stream.broken = f"the load of {version} failed: {failure}"
+        original.error = failure
+        raise
+    try:
+        asked.take(state)
+    except BaseException as failure:
+        # The script's own: a Stateful that refuses what was loaded, for example.
+        original.error = failure
+        raise
+    if stream.runtime.rank == 0:
+        log.info("%s is loaded from memory", asked.path)
+    original.skip()
+
+
+def _group(path: Path) -> str:
+    """The store that has the checkpoint in ``path``, if any has."""
+    mark, identity = marker.read(path), marker.identity(path)
+    if identity is not None:
+        return journal.group_that_wrote(identity, StoreConfig.from_env().base_container) or group_of(path)
+    return group_of(path) if mark is None else mark.group
+
+
+def _find(stream: Stream) -> Sequence[Version]:
     try:
         return stream.find()
     except FlashpointError as error:
         # Raised on every rank.
         log.error("memory can't be asked for a version: %s", error)
-        return {}
+        return []
 
 
-def _verdict(stream: Stream, path: Path, versions: Versions) -> dict[str, Any]:
-    """``_judge``; a fault in it leaves the load to the disk, for the other ranks wait for an answer."""
-    try:
-        return _judge(stream, path, versions)
-    except Exception as error:
-        log.error("%s is loaded from disk: %s", path, error, exc_info=True)
-        return {"source": "disk", "durable": "", "since": 0, "note": "on disk"}
-
-
-def _judge(stream: Stream, path: Path, versions: Versions) -> dict[str, Any]:
-    """Where ``path`` is to be loaded from, the last durable checkpoint then, and saves to memory alone since it.
+def _judge(stream: Stream, path: Path, versions: Sequence[Version]) -> dict[str, Any]:
+    """Where ``path`` is to be loaded from, and which version that is.
 
     ``note`` is a remedy if it is lost, and else not empty if the disk has it as well.
     """
     identity, mark = marker.identity(path), marker.read(path)
-    version = versions.get(path)
     if identity is not None:
-        number = stream.journal.number_of(identity)
-        step = None if version is None else version.step
-        # A script may have put an older checkpoint back under this name. Unless the newer one may be in memory alone,
-        # what is on disk is what it wants.
-        newest = number == step if setting("dcp_mode") != "replace" else number is not None and number <= (step or 0)
-        ours = step is not None and newest
-        return {"source": "memory" if ours else "disk", "durable": str(path), "since": 0, "note": "on disk"}
-    durable, since = (mark.last_durable, mark.since_durable) if mark is not None else ("", 0)
-    if version is not None:
-        return {"source": "memory", "durable": durable, "since": since, "note": ""}
+        # A script may have put an older checkpoint back under this name.
+        token = stream.journal.token_of(identity)
+        known = token in {version.token for version in versions}
+        return {"source": "memory" if known else "disk", "token": token, "note": "on disk"}
     if mark is None:
-        return {"source": "disk", "durable": "", "since": 0, "note": "on disk"}
+        return {"source": "disk", "token": "", "note": "on disk"}
+    tokens = {version.token for version in versions}
+    if mark.token in tokens:
+        return {"source": "memory", "token": mark.token, "note": ""}
+    if mark.job != stream.runtime.config.job_id:
+        note = (
+            f"it is another job's, {mark.job}, which has to end well first; the last durable one is {mark.last_durable}"
+        )
+        return {"source": "lost", "token": "", "note": note}
     try:
-        left = marker.retire(path, mark, {str(folder) for folder in versions})
+        left = retire(path, mark, tokens)
     except OSError as error:
         return {
             "source": "lost",
-            "durable": "",
-            "since": 0,
-            "note": f"load {durable}; {path} stays in the way: {error}",
+            "token": "",
+            "note": f"load {mark.last_durable}; {path} stays in the way: {error}",
         }
     note = f"start again, and the script finds the last durable checkpoint {left}; the folder of this one is taken away"
     if left is None:
-        note = f"the last durable checkpoint {durable} was deleted: start again from an older one"
-    return {"source": "lost", "durable": "", "since": 0, "note": note}
+        note = f"the last durable checkpoint {mark.last_durable} was deleted: start again from an older one"
+    return {"source": "lost", "token": "", "note": note}
+
+
+def _enter(stream: Stream, path: Path) -> None:
+    """Rank 0 knows where the script goes on from."""
+    if stream.has_saved:
+        stream.custody.rolled_back(path)
+    else:
+        stream.custody.resume(path, None if marker.identity(path) is not None else marker.read(path))

@@ -1,15 +1,13 @@
 """A script's ``dcp.save`` and ``dcp.async_save``: a save to memory beside the durable one, or in its place.
 
 ``augment``: the memory save first, then the script's own, untouched. ``replace``: every Nth save of a stream is
-durable, the others are in memory alone. A save is durable all the same, on all ranks, when there is no durable one
-yet, when the last durable one can't be protected from the script's own retention (see ``marker``), and when the memory
-save fails on any rank. That is known only once it is committed everywhere, so such a save waits for that,
-``async_save`` too.
+durable, the others are in memory alone. Rank 0 decides which, see ``custody``; a save is durable all the same, on all
+ranks, when the last durable checkpoint can't be protected, and when the memory save fails on any rank. That is known
+only once it is committed everywhere, so such a save waits for that, ``async_save`` too.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import logging
@@ -23,14 +21,22 @@ from torch.distributed.checkpoint import state_dict_saver
 
 from mlflashpoint.adapter.observe import timed
 from mlflashpoint.adapter.pytorch.script import marker
-from mlflashpoint.adapter.pytorch.script.calls import Request, pattern_of, request
-from mlflashpoint.adapter.pytorch.script.stream import Stream, stream_of
+from mlflashpoint.adapter.pytorch.script.calls import Request, elsewhere, request, trouble
+from mlflashpoint.adapter.pytorch.script.council import hold
+from mlflashpoint.adapter.pytorch.script.flush import flush
+from mlflashpoint.adapter.pytorch.script.line import group_of
+from mlflashpoint.adapter.pytorch.script.stream import Stream
+from mlflashpoint.adapter.pytorch.script.streams import abandon, stream_of
 from mlflashpoint.settings import BY_NAME
 
 log = logging.getLogger("mlflashpoint.adapter")
 
 #: imported with the first checkpoint in memory only, for it has something to do at the end from then on
 _ENDING = "mlflashpoint.adapter.pytorch.script.ending"
+
+
+#: what a rank says that has no use for the process group any more
+BROKEN = "the process group of memory saves is broken"
 
 
 class Original(Protocol):
@@ -48,24 +54,73 @@ class Original(Protocol):
 def save(original: Original, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_async: bool) -> Any:
     """Around ``save`` and ``async_save``."""
     asked = request(args, kwargs, "storage_writer")
-    stream = None if isinstance(asked, str) else stream_of(pattern_of(asked.path), asked.alone)
+    stream = None if isinstance(asked, str) else stream_of(group_of(asked.path), asked.path, asked.alone)
     if isinstance(asked, str) or stream is None:
         log.debug("a save is left alone: %s", asked)
         return original()
-    state = asked.plain_state()
-    if _may_replace(stream):
-        metadata = _to_memory_alone(stream, asked, state)
+    state, failure = asked.plain_state()
+    outcome = hold(lambda: _decide(stream, asked.path), trouble=trouble(failure) or BROKEN * bool(stream.broken))
+    if outcome.trouble == BROKEN:
+        abandon(stream, stream.broken or f"rank {outcome.rank} has lost the process group of memory saves")
+    if failure is not None:
+        original.error = failure
+        raise failure
+    if outcome.trouble == BROKEN:
+        return original.using(state, **_rest(kwargs))
+    if not outcome.ok and outcome.rank != -1:
+        original.error = elsewhere("save", outcome.rank or 0, outcome.trouble)
+        raise original.error
+    decision = outcome.answer
+    if decision is None:
+        return _durably(original, stream, asked.path, state, kwargs, is_async, "")
+    flush(stream, decision["flush"])
+    if decision["alone"]:
+        metadata = _to_memory_alone(stream, asked, state, decision["token"])
         if metadata is not None:
             original.skip()
             return _future(metadata, kwargs) if is_async else metadata
     else:
-        timed(log, "memory", stream.number + 1, lambda: stream.save(state, asked.path, asked.planner, wait=False))
-    rest = {name: value for name, value in kwargs.items() if name != "state_dict"}
-    result = timed(log, "durable", stream.number, lambda: original.using(state, **rest))
-    before = stream.last_durable
-    stream.last_durable, stream.since_durable, stream.newest_is_memory = asked.path, 0, None
-    if stream.runtime.rank == 0:
-        written = functools.partial(_written, stream, asked.path, before, stream.number)
+        timed(
+            log,
+            "memory",
+            stream.number + 1,
+            lambda: stream.save(state, decision["token"], asked.planner, wait=False),
+        )
+    return _durably(original, stream, asked.path, state, kwargs, is_async, decision["token"])
+
+
+def setting(name: str) -> Any:
+    """The value of a setting in this process's environment; raises SettingError."""
+    return BY_NAME[name].read(os.environ)
+
+
+def _decide(stream: Stream, path: Path) -> dict[str, Any] | None:
+    """Rank 0's decision, plain data; None if there can be none, and then the save is the script's alone."""
+    try:
+        every = setting("dcp_durable_every_n_saves") if setting("dcp_mode") == "replace" else 1
+        return stream.custody.decide(path, every)
+    except Exception as error:
+        log.error("%s is saved durably: %s", path, error, exc_info=True)
+        return None
+
+
+def _durably(
+    original: Original, stream: Stream, path: Path, state: Any, kwargs: Mapping[str, Any], is_async: bool, token: str
+) -> Any:
+    """The script's own save, of a state that is asked for already."""
+    number, custody, leads = stream.number, stream.custody, stream.runtime.rank == 0
+    stream.has_saved = True
+    if leads:
+        custody.durable_begins(path)
+    try:
+        result = timed(log, "durable", number, lambda: original.using(state, **_rest(kwargs)))
+    except BaseException:
+        if leads:
+            custody.durable_ends(path, failed=True)
+        raise
+    stream.newest_is_memory = False
+    if leads:
+        written = functools.partial(_written, stream, path, token)
         upload = getattr(result, "upload_completion", result)
         if is_async and hasattr(upload, "add_done_callback"):
             upload.add_done_callback(written)
@@ -74,58 +129,51 @@ def save(original: Original, args: tuple[Any, ...], kwargs: Mapping[str, Any], *
     return result
 
 
-def setting(name: str) -> Any:
-    """The value of a setting in this process's environment; raises SettingError."""
-    return BY_NAME[name].read(os.environ)
-
-
-def _may_replace(stream: Stream) -> bool:
-    """Whether the next save of the stream is one for memory alone; the same on all ranks."""
-    if setting("dcp_mode") != "replace" or stream.last_durable is None:
-        return False
-    return bool(stream.since_durable + 1 < setting("dcp_durable_every_n_saves"))
-
-
-def _to_memory_alone(stream: Stream, asked: Request, state: Mapping[str, Any]) -> Any:
+def _to_memory_alone(stream: Stream, asked: Request, state: Mapping[str, Any], token: str) -> Any:
     """Save to memory in the place of the durable save; None if that is to be made after all, by all ranks."""
-    assert stream.last_durable is not None
     number = stream.number + 1
-    saved = timed(log, "memory", number, lambda: stream.save(state, asked.path, asked.planner, wait=True))
-    shown = saved is not None
-    if shown and stream.runtime.rank == 0:
-        try:
-            marker.write(asked.path, marker.Marker(str(stream.last_durable), stream.since_durable + 1))
-        except OSError as error:
-            shown = False
-            log.warning("the last durable checkpoint %s can't be protected: %s", stream.last_durable, error)
-    if not stream.vote(shown):
-        log.warning("%s is not kept in memory only: it is saved durably, by all", asked.path)
-        if stream.runtime.rank == 0 and shown:
-            with contextlib.suppress(OSError):
-                marker.erase(asked.path)
+    saved = timed(log, "memory", number, lambda: stream.save(state, token, asked.planner, wait=True))
+    outcome = hold(lambda: _show(stream, asked.path, number, token), trouble="" if saved is not None else "it failed")
+    if not outcome.answer:
+        if stream.runtime.rank == 0 and not stream.warned:
+            log.warning("%s is not kept in memory only: it is saved durably, by all", asked.path)
+            stream.warned = True
         return None
     importlib.import_module(_ENDING)
-    if stream.newest_is_memory is None and stream.runtime.rank == 0:
-        log.warning(
-            "MLFLASHPOINT_DCP_MODE=replace is experimental: see its limits in docs/pytorch-dcp.md before relying on it"
-        )
-    stream.since_durable += 1
-    stream.newest_is_memory = asked.path
-    log.info("%s is in memory only, %d. since the durable %s", asked.path, stream.since_durable, stream.last_durable)
+    stream.newest_is_memory = True
     return saved
 
 
-def _written(stream: Stream, path: Path, before: Path | None, number: int, upload: Any) -> None:
+def _show(stream: Stream, path: Path, number: int, token: str) -> bool:
+    try:
+        stream.custody.show(path, number, token)
+    except OSError as error:
+        log.log(
+            logging.DEBUG if stream.warned else logging.WARNING,
+            "the last durable checkpoint can't be protected: %s",
+            error,
+        )
+        return False
+    log.info("%s is in memory only", path)
+    return True
+
+
+def _written(stream: Stream, path: Path, token: str, upload: Any) -> None:
     """The durable checkpoint is whole: it is no checkpoint in memory only, and the one before needs no protection."""
     try:
         if upload is not None and upload.exception() is not None:
+            stream.custody.durable_ends(path, failed=True)
             return
-        marker.release(path, before)
+        stream.custody.durable_ends(path)
         found = marker.identity(path)
-        if found is not None:
-            stream.journal.note(found, number)
+        if found is not None and token:
+            stream.journal.note(found, token)
     except Exception as error:
         log.warning("the durable checkpoint %s could not be entered in the journal: %s", path, error)
+
+
+def _rest(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in kwargs.items() if name != "state_dict"}
 
 
 def _future(metadata: Any, kwargs: Mapping[str, Any]) -> Any:

@@ -1,0 +1,295 @@
+"""Rank 0's record of what a stream has saved, and whether the script left it as checkpoints in memory only need it.
+
+Those can stand in for durable ones in a script that saves to rising folders and keeps the newest few. What the
+script has done since the last save is looked at in each. Where it renames, copies, overwrites, or keeps by score, the
+stream *turns durable*: what memory still has is written to where its folder is now, and from then on every save is
+durable.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlflashpoint.adapter.pytorch.script import marker, protection
+from mlflashpoint.adapter.pytorch.script.journal import Journal
+from mlflashpoint.adapter.pytorch.script.line import alike, depth_of, entries, goes_up, inner, step_folder
+
+log = logging.getLogger("mlflashpoint.adapter")
+
+#: saves that are looked back at
+_REMEMBERED = 64
+#: parts of a path that a script may have renamed, from its end
+_RENAMED = 3
+
+
+@dataclass
+class Saved:
+    """One save: where it is, its token if it is in memory only, and how deep it lies in its step's folder."""
+
+    path: Path
+    token: str = ""
+    depth: int = 0
+
+
+class Custody:
+    """Of one stream; rank 0's counts.
+
+    Args:
+        job: id of the job.
+        group: the stream's store.
+        journal: where it is kept over a restart that the stream has turned durable.
+    """
+
+    def __init__(self, job: str, group: str, journal: Journal) -> None:
+        self._job, self._group = job, group
+        self._journal = journal
+        self._saved: deque[Saved] = deque(maxlen=_REMEMBERED)
+        self._previous: Path | None = None
+        self._previous_is_own = False
+        self._durable: protection.Durable | None = None
+        self._durable_is_own = False
+        #: a durable save of this start is not known to be whole
+        self._pending = False
+        self._since = 0
+        self._known: set[Path] = set()
+        self._released: list[tuple[Path, int]] = []
+
+    def decide(self, path: Path, every: int) -> dict[str, Any]:
+        """What the save to ``path`` is to be; for rank 0.
+
+        Args:
+            path: the folder.
+            every: each so-manieth is durable, 1 for all.
+
+        Returns:
+            plain data: ``alone`` to save to memory only, ``token`` of the version, and ``flush``, the folders by token
+            that are to be made durable before.
+        """
+        self.settle()
+        flush: dict[str, list[str]] = {}
+        alone = False
+        if every > 1 and not self._journal.turned:
+            problem = self._problem(path)
+            if problem:
+                flush = self._places()
+                self._turn(path, problem)
+            elif self._newest() and self._depth(path) is None:
+                # The script has gone to another folder, and comes back for these or does not.
+                flush = self._places()
+            else:
+                ready = self._depth(path) is not None and not self._pending and marker.identity(path) is None
+                alone = ready and self._since + 1 < every
+        if not alone and self._durable is not None and marker.identity(path) is not None:
+            protection.part(path, self._durable)
+        return {"alone": alone, "token": uuid.uuid4().hex, "flush": flush}
+
+    def show(self, path: Path, number: int, token: str) -> None:
+        """The save is in memory, on all ranks: give it a folder that protects the last durable one; raises OSError."""
+        depth = self._depth(path)
+        if self._durable is None or depth is None:
+            raise FileNotFoundError("there is no durable checkpoint of the same family")
+        self._durable = self._durable.filled()
+        made = not path.exists()
+        path.mkdir(parents=True, exist_ok=True)
+        newest = self._newest()
+        try:
+            before = newest.path if newest and newest.depth == depth else None
+            protection.protect(path, self._durable, depth, before)
+            links = step_folder(path, depth) / protection.LINKS
+            durable, since = str(self._durable.path), self._since + 1
+            marker.write(
+                path, marker.Marker(str(path), self._job, self._group, number, token, durable, since, depth), links
+            )
+        except OSError:
+            marker.erase(path)
+            if made and not any(path.iterdir()):
+                path.rmdir()
+            raise
+        self._since += 1
+        self._append(Saved(path, token, depth))
+
+    def durable_begins(self, path: Path) -> None:
+        """A durable save to ``path`` is under way."""
+        self._pending = True
+        self._append(Saved(path))
+
+    def durable_ends(self, path: Path, failed: bool = False) -> None:
+        """It is whole now, or will never be; what protected the one before is taken away."""
+        before, was_own = self._durable, self._durable_is_own
+        # Without a durable checkpoint the next save is durable.
+        self._durable = None if failed else protection.glimpse(path)
+        self._durable_is_own, self._since = True, 0
+        if self._durable is None:
+            self._forget(path)
+        self._pending = False
+        if self._durable is None:
+            return
+        depth = None if before is None else depth_of(path, before.path, own=was_own)
+        for other in alike(path, depth) if depth is not None else [path]:
+            self._release(other)
+        (path / marker.MARKER).unlink(missing_ok=True)
+
+    def written(self, folder: Path) -> None:
+        """A checkpoint that was in memory only has been written to ``folder``; raises OSError."""
+        mark, identity = marker.read(folder), marker.identity(folder)
+        self._release(folder)
+        (folder / marker.MARKER).unlink(missing_ok=True)
+        if mark is not None and identity is not None:
+            self._journal.note(identity, mark.token)
+        for saved in self._saved:
+            if mark is not None and saved.token == mark.token:
+                saved.path, saved.token = folder, ""
+        self._durable, self._durable_is_own, self._since = protection.glimpse(folder), False, 0
+
+    def settle(self) -> None:
+        """Take away what has protected checkpoints before the last durable one.
+
+        Not as soon as that is whole: what a script saves apart has one folder and one protection for each step.
+        """
+        released, self._released = self._released, []
+        for path, depth in released:
+            protection.drop(path, depth)
+
+    def resume(self, path: Path, mark: marker.Marker | None) -> None:
+        """The script goes on from ``path``; with ``mark`` that is in memory only."""
+        if mark is None:
+            self._durable, self._since = protection.glimpse(path), 0
+            self._append(Saved(path), own=False)
+            return
+        last = Path(mark.last_durable)
+        links = step_folder(path, mark.depth) / protection.LINKS / inner(last, mark.depth)
+        self._durable = protection.seen(last, links) or protection.glimpse(last)
+        self._since = mark.since_durable
+        self._append(Saved(path, mark.token, mark.depth), own=False)
+
+    def rolled_back(self, path: Path) -> None:
+        """The script has loaded ``path`` again, and may go on from there."""
+        self._previous, self._previous_is_own = path, False
+
+    def at_end(self) -> dict[str, list[str]]:
+        """What to make durable at the end: the newest checkpoint, and all that the script has taken another way."""
+        newest = self._newest()
+        if newest is None:
+            return {}
+        return self._places() if self._strayed() else {newest.token: [str(newest.path)]}
+
+    def _release(self, path: Path) -> None:
+        mark = marker.read(path)
+        if mark is not None:
+            self._released.append((path, mark.depth if mark.folder == str(path) else 0))
+
+    def _newest(self) -> Saved | None:
+        return self._saved[-1] if self._saved and self._saved[-1].token else None
+
+    def _append(self, saved: Saved, *, own: bool = True) -> None:
+        self._forget(saved.path)
+        self._saved.append(saved)
+        self._previous, self._previous_is_own = saved.path, own
+
+    def _forget(self, path: Path) -> None:
+        for saved in list(self._saved):
+            if saved.path == path:
+                self._saved.remove(saved)
+
+    def _depth(self, path: Path) -> int | None:
+        if self._durable is None:
+            return None
+        return depth_of(path, self._durable.path, own=self._durable_is_own)
+
+    def _turn(self, path: Path, problem: str) -> None:
+        log.warning(
+            "%s: every save is durable from now on, with a memory save beside it, because %s; checkpoints in memory "
+            "only suit scripts that save to rising folders and keep the newest; DCP_MODE=augment suits all",
+            path,
+            problem,
+        )
+        self._journal.turn(problem)
+
+    def _problem(self, path: Path) -> str:
+        """What the script does that checkpoints in memory only can't stand, empty if nothing."""
+        before = self._previous
+        strayed = self._strayed()
+        if strayed:
+            return strayed
+        if before is None or (not self._previous_is_own and depth_of(path, before, own=False) is None):
+            return ""
+        if before == path:
+            return "the script saves to the same folder again"
+        if not goes_up(before, path):
+            return f"the numbers in its path do not only go up from those of {before}"
+        return ""
+
+    def _strayed(self) -> str:
+        """What the script has done to the folders since the last save."""
+        newest = self._newest()
+        if newest is not None and not _holds(newest.path, newest.token):
+            return f"{newest.path} is not where it was saved: the script has renamed, moved or deleted it"
+        last = self._saved[-1] if self._saved else None
+        durable = None if self._pending else self._durable
+        if last and durable and last.path == durable.path and not durable.seems_at(last.path):
+            return f"{last.path} is not where it was saved: the script has renamed, moved or deleted it"
+        return self._gaps() or self._doubles()
+
+    def _gaps(self) -> str:
+        """Whether the script keeps others than the newest."""
+        older = False
+        for saved in list(self._saved)[: -1 if self._pending else None]:
+            if saved.path.is_dir():
+                older = True
+            elif older:
+                return f"the script has deleted {saved.path} and keeps an older one"
+            else:
+                self._saved.remove(saved)
+        return ""
+
+    def _doubles(self) -> str:
+        """Whether there are copies of what is in memory only, or links to others than the newest."""
+        tokens = {saved.token for saved in self._saved if saved.token}
+        older = {str(saved.path) for saved in list(self._saved)[:-1] if saved.token}
+        if not tokens:
+            return ""
+        own = {step_folder(saved.path, saved.depth) for saved in self._saved}
+        depths = {(saved.depth, step_folder(saved.path, saved.depth).parent) for saved in self._saved if saved.token}
+        for depth, parent in depths:
+            within = inner(self._saved[-1].path, depth)
+            for entry in os.scandir(parent):
+                name = Path(entry.path)
+                if entry.is_symlink():
+                    if os.path.realpath(name / within) in older:
+                        return f"{name} leads to one that is not the newest"
+                elif name not in own and name not in self._known:
+                    self._known.add(name)
+                    mark = marker.read(name / within)
+                    if mark is not None and mark.token in tokens:
+                        return f"{name} is a copy of one"
+        return ""
+
+    def _places(self) -> dict[str, list[str]]:
+        """Where what is in memory only has its folders now, by token."""
+        places: dict[str, list[str]] = {}
+        for saved in self._saved:
+            if saved.token:
+                found = [path for path in _candidates(saved.path) if _holds(path, saved.token)]
+                if found:
+                    places[saved.token] = [str(path) for path in found]
+        return places
+
+
+def _holds(path: Path, token: str) -> bool:
+    mark = marker.read(path)
+    return mark is not None and mark.token == token
+
+
+def _candidates(path: Path) -> list[Path]:
+    """Where a folder may be that was at ``path``: there, or with another name for one of its last parts."""
+    found = [path]
+    for step in [path, *path.parents][:_RENAMED]:
+        within = path.relative_to(step)
+        found += [entry / within for entry in entries(step.parent) if entry != step and not entry.is_symlink()]
+    return found
