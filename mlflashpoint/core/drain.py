@@ -46,7 +46,7 @@ def drain_rank(session: Session, pipeline: Pipeline) -> Drained:
     # What is being committed at this moment may become the newest complete version within the next one.
     pipeline.flush(min(_FLUSH_S, config.drain_budget_s / 4))
     left = config.drain_budget_s - (time.monotonic() - began)
-    return drain_seat(session.seat, session.ranks.rank, target, newest=pipeline.newest_complete, budget_s=left)
+    return drain_seat(session.seat, session.ranks.rank, target, newest=pipeline.standing.newest_complete, budget_s=left)
 
 
 def drain_seat(

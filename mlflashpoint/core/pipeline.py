@@ -20,6 +20,7 @@ from mlflashpoint.core.rotation import Version, slots_needed
 from mlflashpoint.core.saver import ShardSaver
 from mlflashpoint.core.session import Session
 from mlflashpoint.core.settlement import Settlement
+from mlflashpoint.core.standing import Standing
 from mlflashpoint.core.ticket import Attributes, Replication, Ticket
 from mlflashpoint.core.worker import Worker
 from mlflashpoint.errors import DeadlineExceededError, FlashpointError, SlotBusyError
@@ -40,6 +41,9 @@ class Pipeline:
         session: an opened session.
         counters: where to count.
         exchange: sends replicas to other nodes; None if there are none.
+
+    Attributes:
+        standing: which versions count.
     """
 
     def __init__(self, session: Session, counters: Counters, exchange: Exchange | None = None) -> None:
@@ -49,11 +53,9 @@ class Pipeline:
         self._arena: Arena | None = None
         self._saver = ShardSaver()
         self._pool = SlotPool()
+        self.standing = Standing(session, self._pool)
         self._settlement = Settlement(session, counters, self._pool, exchange.open if exchange else lambda: None)
         self._worker = Worker(f"mlflashpoint-{session.group}", self._watch)
-        self._complete: tuple[VersionKey, ...] = ()
-        #: whether it is known which versions of earlier starts count
-        self._based = False
         self._stuck_in_a_row = 0
         #: whether nothing is left here that earlier starts kept for ranks which now have other holders
         self._swept = False
@@ -106,22 +108,6 @@ class Pipeline:
         if not self._worker.submit(lambda: self._settlement.fail(ticket, error)):
             log.debug("the queue is full: the others are not told that step %d failed", ticket.step)
 
-    def rebase(self, complete: tuple[VersionKey, ...]) -> None:
-        """The ranks found together which versions are complete."""
-        self._complete, self._based = complete, True
-        if self._arena is not None:
-            self._pool.rebase(complete)
-
-    def go_on_from(self, step: int) -> None:
-        """Training goes on from ``step``, and nothing has been saved yet."""
-        self._complete = tuple(key for key in self._complete if key.step <= step)
-        self._pool.go_on_from(step)
-
-    def roll_back(self, step: int) -> None:
-        """Training goes back to ``step`` within this process."""
-        self._complete = tuple(key for key in self._complete if key.step <= step)
-        self._pool.roll_back(step)
-
     def flush(self, timeout_s: float) -> bool:
         """Wait for the background and for all replicas; False if they are not done after ``timeout_s`` seconds."""
         deadline = Deadline(timeout_s)
@@ -170,40 +156,6 @@ class Pipeline:
             # Many ranks end at once, and ask one store.
             time.sleep(0.02 + self._session.ranks.world_size / 5_000)
 
-    def keep(self) -> list[Version]:
-        """Versions that other nodes must keep the replicas of."""
-        known = {Version(key.incarnation, key.step) for key in self._complete}
-        if self.began and known:
-            known = {max(known)}
-        # Until this start has saved something, it may still go on from any of them.
-        return sorted(known | self._pool.protected())
-
-    def newest_complete(self) -> Version | None:
-        """The newest version that is known to be complete, None if none is."""
-        known = [Version(key.incarnation, key.step) for key in self._complete]
-        newest = self._pool.newest_complete
-        return max(known if newest is None else [*known, newest], default=None)
-
-    def obsolete(self, record: ShardRecord) -> bool:
-        """Whether nobody will ever need a shard: a newer version is complete, or its own can't become so any more."""
-        version, newest = Version(record.incarnation, record.step), self._pool.newest_complete
-        if newest is not None and version < newest:
-            return True
-        if not self._based or record.incarnation >= self._session.number(0):
-            return False
-        return (record.incarnation, record.run, record.step) not in {key[:3] for key in self._complete}
-
-    @property
-    def superseded(self) -> bool:
-        """Whether a version that this start saved is complete, so that nobody needs what earlier ones left."""
-        newest = self._pool.newest_complete
-        return newest is not None and newest.incarnation >= self._session.number(0) > 0
-
-    @property
-    def began(self) -> bool:
-        """Whether this rank's slots are in use, so that nobody else may write to them."""
-        return self._arena is not None
-
     def close(self, timeout_s: float) -> bool:
         """End the background thread; False if it is still busy, then the slots stay mapped under it."""
         flushed = self.flush(timeout_s)
@@ -211,6 +163,7 @@ class Pipeline:
         if stopped and self._arena is not None:
             self._arena.close()
             self._arena = None
+            self.standing.began = False
         return stopped
 
     def _prepare(self, seat: Path, nbytes: int) -> Arena:
@@ -220,13 +173,14 @@ class Pipeline:
             arena = Arena(seat)
             try:
                 arena.adopt()
-                self._free_orphans(max(self._complete, default=None))
+                self._free_orphans(max(self.standing.found, default=None))
                 arena.reserve(count, nbytes)
             except BaseException:
                 arena.close()
                 raise
-            self._pool.adopt([slot.record for slot in arena.slots], self._complete)
+            self._pool.adopt([slot.record for slot in arena.slots], self.standing.found)
             self._arena = arena
+            self.standing.began = True
         elif any(slot.capacity < nbytes for slot in self._arena.slots):
             # Growing may move a slot, and the background must not be reading it then.
             if not self._worker.drain(self._session.config.busy_wait_s):
@@ -343,7 +297,7 @@ class Pipeline:
 
     def _sweep(self) -> None:
         """Once, when a version of this start is complete: nobody needs any more what earlier starts left elsewhere."""
-        if not self._swept and self.superseded:
+        if not self._swept and self.standing.superseded:
             self._swept = True
             self._free_orphans(None)
             if self._exchange is not None:

@@ -76,9 +76,9 @@ class Runtime:
         self._exchange = Exchange(
             self._session,
             self._counters,
-            keep=lambda: self._pipeline.keep(),
-            obsolete=lambda record: self._pipeline.obsolete(record),
-            began=lambda: self._pipeline.began,
+            keep=lambda: self._pipeline.standing.keep(),
+            obsolete=lambda record: self._pipeline.standing.obsolete(record),
+            began=lambda: self._pipeline.standing.began,
         )
         self._pipeline = Pipeline(self._session, self._counters, self._exchange)
         self._depot = Depot(self._session, self._exchange)
@@ -251,7 +251,7 @@ class Runtime:
         self.flush()
         self._release()
         decision = self._conversation.find(Wish(self.group, durable_step, topology, reshard))
-        self._pipeline.rebase(decision.complete)
+        self._pipeline.standing.rebase(decision.complete)
         if decision.recovery is not None and decision.recovery.world_size == self.world_size:
             # Now, and not at the next save: until then one more loss would be the end of the version.
             self._depot.rebuild(decision.recovery.sources.get(self.rank, ()))
@@ -346,7 +346,7 @@ class Runtime:
     def _release(self) -> None:
         """Nothing is read here any more; nor on other nodes, once a save of this start is complete on all of them."""
         self._depot.close()
-        if self._pipeline.superseded:
+        if self._pipeline.standing.superseded:
             self._exchange.withdraw()
 
     def _check_usable(self) -> None:

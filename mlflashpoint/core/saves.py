@@ -69,7 +69,7 @@ class Saves:
         """Training goes on from ``step``, -1 from nothing."""
         if self._last is None:
             self._session.resumed_from[-1] = step
-            self._pipeline.go_on_from(step)
+            self._pipeline.standing.go_on_from(step)
             self._session.remember()
         else:
             self._roll_back(step)
@@ -96,7 +96,7 @@ class Saves:
 
     def _roll_back(self, step: int) -> None:
         self._session.resumed_from.append(step)
-        self._pipeline.roll_back(step)
+        self._pipeline.standing.roll_back(step)
         self._session.remember()
         self._last = None
 

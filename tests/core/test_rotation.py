@@ -281,7 +281,7 @@ class Simulation:
         exchange = None if self.replica_faults is None else SimExchange(self)
         pipeline = Pipeline(session, counters, exchange)
         pipeline._pool.sim = self
-        pipeline.rebase(complete)
+        pipeline.standing.rebase(complete)
         saves = Saves(session, pipeline, counters, lambda: None)
         saves.resumed(start.resumed_from)
 
