@@ -186,11 +186,11 @@ class FitSession:
         if not self.closed:
             self.runtime.resumed(trainer.global_step)
         self._in_resumed_epoch = self._resumed is not None
-        if self._resumed is not None:
+        resumed, self._resumed, self.found = self._resumed, None, None
+        if resumed is not None:
+            if resumed.rng is not None:
+                rng.restore(resumed.rng)
             loops.start_next_epoch(trainer)
-            if self._resumed.rng is not None:
-                rng.restore(self._resumed.rng)
-        self._resumed = self.found = None
 
     def saved_durably(self, step: int) -> None:
         """The recipe has saved ``step`` with all that a resume needs."""
