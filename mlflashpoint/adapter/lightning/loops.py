@@ -53,15 +53,26 @@ def _count_the_epoch(progress: dict[str, Any]) -> None:
 
 
 def start_next_epoch(trainer: Any) -> None:
-    """At the start of a resumed fit: if an epoch is next, let it start like any other.
+    """At the start of a fit that was resumed at the end of an epoch: let the next one start like any other.
 
-    From 2.5 on a fit that was resumed at the end of an epoch takes the next one for the one that it was resumed in: it
-    is not counted as started, see above, and its ``on_train_epoch_start`` is not called.
+    Until 2.5 the loop looks for one more batch of the epoch that is over, unless a validation is to be made up for, and
+    a loader that can't be resumed gives it one. From 2.5 on the fit takes the next epoch for the one that it was
+    resumed in: it is not counted as started, see above, and its ``on_train_epoch_start`` is not called.
     """
     loop = trainer.fit_loop
-    current = loop.epoch_progress.current
-    if getattr(loop, "restarted_mid_epoch", False) and current.ready == current.processed:
-        loop.reset_restart_stage()
+    if hasattr(loop, "restarted_mid_epoch"):
+        current = loop.epoch_progress.current
+        if loop.restarted_mid_epoch and current.ready == current.processed:
+            loop.reset_restart_stage()
+    elif _no_batch_left(loop):
+        loop.epoch_loop.val_loop._has_run = True
+
+
+def _no_batch_left(loop: Any) -> bool:
+    batches = loop.epoch_loop
+    if hasattr(batches, "skip_val_on_restart"):  # NeMo's own, which makes up for no validation
+        return False
+    return batches._num_ready_batches_reached() and not batches._should_check_val_fx(loop._data_fetcher)
 
 
 def end_epoch(trainer: Any) -> None:

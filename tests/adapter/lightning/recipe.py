@@ -220,6 +220,7 @@ def parse(argv: list[str]):
     parser.add_argument("--weights-only", action="store_true")
     parser.add_argument("--validate-every", type=int, default=0)
     parser.add_argument("--ckpt-path")
+    parser.add_argument("--stateless", action="store_true", help="a data loader that can't be resumed")
     parser.add_argument("--schedule", choices=("step", "epoch", "plateau"), default="step")
     parser.add_argument("--width", type=int, default=WIDTH)
     parser.add_argument("--kill-at", type=int)
@@ -337,7 +338,8 @@ def main(argv: list[str]) -> None:
             use_library(args, trainer)
         # from 2.6 on Lightning refuses to load what this recipe's callback puts into a file unless told so
         trusting = {"weights_only": False} if "weights_only" in inspect.signature(trainer.fit).parameters else {}
-        trainer.fit(model, Batches(rank), Batches(rank), ckpt_path=args.ckpt_path, **trusting)
+        loader = torch.utils.data.DataLoader(Batches(rank).data, batch_size=4) if args.stateless else Batches(rank)
+        trainer.fit(model, loader, Batches(rank), ckpt_path=args.ckpt_path, **trusting)
         if args.validate_every:
             trainer.validate(model, Batches(rank))
         fits.append(describe(trainer, model, watcher, inner))

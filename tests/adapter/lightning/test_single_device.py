@@ -77,6 +77,13 @@ def test_the_epoch_after_a_resume_at_the_end_of_one_starts_like_any_other(job, s
     assert last["epochs"][-1:] == straight(*EPOCHS)[0]["epochs"][-1:] == [2]
 
 
+def test_a_loader_without_a_position_gives_no_batch_more_after_a_resume_at_the_end_of_an_epoch(job):
+    argv = (*EPOCHS, "--stateless")
+    assert job.run(*argv, "--kill-at", "16", save_every_n_steps=16).statuses == [-9]
+    again = job.run(*argv, save_every_n_steps=16).results[0]
+    assert again["started_at"] == 16 and again["step"] == 48
+
+
 @pytest.mark.parametrize("schedule", ["epoch", "plateau"])
 def test_a_scheduler_that_counts_epochs_steps_once_in_the_epoch_of_the_resume(job, straight, schedule):
     argv = (*EPOCHS, "--schedule", schedule)
