@@ -85,7 +85,13 @@ def resume_start(call: Any, connector: Any, args: _Arguments, kwargs: Mapping[st
     try:
         found = session.found
         if found is None:
-            step, read = _durable(session, trainer.strategy, path, rest, others)
+            try:
+                step, read = _durable(session, trainer.strategy, path, rest, others)
+            except FlashpointError:
+                raise
+            except Exception as error:  # whatever a format or a file system raises
+                _log.debug("%s can't be read, which Lightning is left to say itself: %s", path, error)
+                return call()
             found = session.find(trainer, step, f"{path} (unfinished)" if is_unfinished(path) else path)
     except FlashpointError as error:
         session.abandon(error)

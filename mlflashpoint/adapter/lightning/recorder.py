@@ -36,6 +36,9 @@ def _recorder_class(base: type) -> type:
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:
             guarded(self._session, "save", self._session.batch_ended, trainer)
 
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            guarded(self._session, "end the epoch", self._session.epoch_ended, trainer)
+
         def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
             self._session.finish(success=False)
 

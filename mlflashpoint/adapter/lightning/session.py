@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mlflashpoint.adapter.lightning import rng
+from mlflashpoint.adapter.lightning import loops, rng
 from mlflashpoint.adapter.lightning.cadence import Cadence
 from mlflashpoint.adapter.lightning.durable import durable_save_due
 from mlflashpoint.adapter.lightning.found import FromMemory
@@ -75,6 +75,7 @@ class FitSession:
         #: files that are kept beside the versions, if any; has ``add(step)`` and ``remove()``
         self.side_files: SideFiles | None = None
         self._resumed: FromMemory | None = None
+        self._in_resumed_epoch = False
         self._skipped_for: int | None = None
         self._told: set[str] = set()
         self.closed = False
@@ -184,25 +185,37 @@ class FitSession:
             self.cadence.start(trainer.global_step)
         if not self.closed:
             self.runtime.resumed(trainer.global_step)
-        if self._resumed is not None and self._resumed.rng is not None:
-            rng.restore(self._resumed.rng)
-        self._resumed = self.found = None
+        self._in_resumed_epoch = self._resumed is not None
+        resumed, self._resumed, self.found = self._resumed, None, None
+        if resumed is not None:
+            if resumed.rng is not None:
+                rng.restore(resumed.rng)
+            loops.start_next_epoch(trainer)
 
     def saved_durably(self, step: int) -> None:
         """The recipe has saved ``step`` with all that a resume needs."""
         self._durable_step = step
+        if self._skipped_for == step:
+            self._skipped_for = None
+
+    def epoch_ended(self, trainer: Any) -> None:
+        """An epoch is trained; its schedulers have not been stepped yet."""
+        if self._in_resumed_epoch:
+            self._in_resumed_epoch = False
+            loops.end_epoch(trainer)
 
     def batch_ended(self, trainer: Any) -> None:
         """Save if the cadence says so; ModelCheckpoint has had its turn at this batch."""
         step = trainer.global_step
         if self.closed or self.cadence is None or not self.cadence.due(step) or trainer.fast_dev_run:
             return
-        if self._skipped_for not in (None, self._durable_step):
+        if self._skipped_for is not None:
             _log.warning("step %s was left to a durable save that did not come", self._skipped_for)
             self.skip_durable = False
         self._skipped_for = None
-        if self.skip_durable and (step == self._durable_step or _durable_save_due(trainer)):
-            self._skipped_for = step
+        saved = step == self._durable_step
+        if self.skip_durable and (saved or _durable_save_due(trainer)):
+            self._skipped_for = None if saved else step
             _log.debug("step %d is saved durably, no memory save", step)
             return
         self.save(trainer, step)

@@ -67,11 +67,15 @@ def every_leaf_comes_back_as_it_was(folder: Path) -> None:
         "counter": collections.Counter({5: 1, 9: 2}),
         "delta": datetime.timedelta(days=1, microseconds=7),
         "moment": now,
+        "day": now.date(),
+        "last values": collections.deque([1.5, "a"], maxlen=3),
+        "endless": collections.deque([[2]]),
         "attributes": attributes(a=1, b=torch.ones(2)),
     }
     flat = flatten(state)
     found = unflatten(flat.skeleton, flat.tensors)
     assert {name: type(value) for name, value in found.items()} == {name: type(value) for name, value in state.items()}
+    assert found["last values"].maxlen == 3 and found["endless"].maxlen is None
     assert torch.equal(found["attributes"].pop("b"), state["attributes"].pop("b"))
     assert found == state
 

@@ -56,6 +56,8 @@ class Batches:
 
 
 class Model(L.LightningModule):
+    schedule = "step"
+
     def __init__(self, width: int = WIDTH, settings: object = None) -> None:
         super().__init__()
         self.save_hyperparameters()
@@ -76,6 +78,12 @@ class Model(L.LightningModule):
 
     def configure_optimizers(self):
         optimizer = torch.optim.Adam(self.parameters(), 1e-2)
+        if self.schedule == "epoch":
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+        if self.schedule == "plateau":
+            # no loss ever improves by that much: each epoch but the first halves the rate
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=1.0)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "loss"}}
         return [optimizer], [
             {"scheduler": torch.optim.lr_scheduler.MultiStepLR(optimizer, [5, 9], 0.5), "interval": "step"}
         ]
@@ -108,6 +116,7 @@ class Watcher(L.Callback):
         self.count = 0
         self.saves = 0
         self.events: list[str] = []
+        self.epochs: list[int] = []
         self.started_at = -1
 
     def state_dict(self) -> dict:
@@ -132,6 +141,9 @@ class Watcher(L.Callback):
 
     def on_train_start(self, trainer, module) -> None:
         self.started_at = trainer.global_step
+
+    def on_train_epoch_start(self, trainer, module) -> None:
+        self.epochs.append(trainer.current_epoch)
 
     def on_train_batch_start(self, trainer, module, batch, index) -> None:
         if trainer.global_step == self.args.kill_at and trainer.global_rank == self.args.kill_rank:
@@ -203,10 +215,13 @@ def parse(argv: list[str]):
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--durable-every", type=int, default=0)
+    parser.add_argument("--durable-also", type=int, default=0, help="the same for a second ModelCheckpoint")
     parser.add_argument("--durable-epochs", type=int, default=0)
     parser.add_argument("--weights-only", action="store_true")
     parser.add_argument("--validate-every", type=int, default=0)
     parser.add_argument("--ckpt-path")
+    parser.add_argument("--stateless", action="store_true", help="a data loader that can't be resumed")
+    parser.add_argument("--schedule", choices=("step", "epoch", "plateau"), default="step")
     parser.add_argument("--width", type=int, default=WIDTH)
     parser.add_argument("--kill-at", type=int)
     parser.add_argument("--kill-rank", type=int, default=0)
@@ -242,6 +257,8 @@ def trainer_for(args, watcher, io, folder: Path):
                 save_weights_only=args.weights_only,
             )
         )
+    if args.durable_also:
+        callbacks.append(ModelCheckpoint(folder / "also", every_n_train_steps=args.durable_also, save_top_k=-1))
     if args.lr_find:
         # its own restore does not trust what this recipe's callback puts into a file
         os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
@@ -258,7 +275,7 @@ def trainer_for(args, watcher, io, folder: Path):
         accumulate_grad_batches=args.accumulate,
         callbacks=callbacks,
         plugins=[] if io is None else [io],
-        enable_checkpointing=bool(args.durable_every or args.durable_epochs),
+        enable_checkpointing=bool(args.durable_every or args.durable_epochs or args.durable_also),
         logger=CSVLogger(folder / "logs", name="", version=f"{os.getpid()}"),
         log_every_n_steps=1,
         enable_progress_bar=False,
@@ -314,13 +331,15 @@ def main(argv: list[str]) -> None:
         trainer = trainer_for(args, watcher, io, folder)
         sharded = args.strategy in ("fsdp", "model_parallel")
         model = (ShardedModel if sharded else Model)(args.width, Foreign() if args.foreign_hparams else None)
+        model.schedule = args.schedule
         if args.zero:
             use_zero(model)
         if args.library:
             use_library(args, trainer)
         # from 2.6 on Lightning refuses to load what this recipe's callback puts into a file unless told so
         trusting = {"weights_only": False} if "weights_only" in inspect.signature(trainer.fit).parameters else {}
-        trainer.fit(model, Batches(rank), Batches(rank), ckpt_path=args.ckpt_path, **trusting)
+        loader = torch.utils.data.DataLoader(Batches(rank).data, batch_size=4) if args.stateless else Batches(rank)
+        trainer.fit(model, loader, Batches(rank), ckpt_path=args.ckpt_path, **trusting)
         if args.validate_every:
             trainer.validate(model, Batches(rank))
         fits.append(describe(trainer, model, watcher, inner))
@@ -344,6 +363,7 @@ def describe(trainer, model, watcher, inner) -> dict:
         "count": watcher.count,
         "saves": watcher.saves,
         "events": watcher.events,
+        "epochs": watcher.epochs,
         "logged": logged,
         "calls": inner.calls,
         "ckpt_path": None if trainer.ckpt_path is None else str(trainer.ckpt_path),

@@ -53,6 +53,46 @@ def test_a_kill_around_the_end_of_an_epoch_changes_nothing(job, straight, packag
     assert again["events"] == [f"restored {resumed}", *(e for e in expected["events"] if int(e.split()[1]) >= first)]
 
 
+EPOCHS = ("--steps", "-1", "--epochs", "3")
+
+
+def test_a_kill_after_a_resume_at_the_end_of_an_epoch_changes_nothing(job, straight):
+    # counted in epochs: a run that is counted in steps ends at the right one whatever its loops do
+    assert job.run(*EPOCHS, "--kill-at", "16", save_every_n_steps=8).statuses == [-9]
+    second = job.run(*EPOCHS, "--kill-at", "26", save_every_n_steps=8)
+    assert second.statuses == [-9] and "going on from memory, step 16" in second.log
+    third = job.run(*EPOCHS, save_every_n_steps=8).results[0]
+    assert third["started_at"] == 24
+    assert exact(third) == exact(straight(*EPOCHS)[0])
+
+
+def test_the_epoch_after_a_resume_at_the_end_of_one_starts_like_any_other(job, straight, plain_job):
+    argv = (*EPOCHS, "--durable-every", "24")
+    assert job.run(*argv, "--kill-at", "17", save_every_n_steps=16).statuses == [-9]
+    again = job.run(*argv, "--kill-at", "26", save_every_n_steps=16)
+    assert again.statuses == [-9] and "going on from memory, step 16" in again.log
+    # the durable checkpoints that such a run makes are as good as any
+    last = job.run(*argv, "--ckpt-path", "last", save_every_n_steps=16).results[0]
+    assert last["started_at"] == 24 and last["step"] == straight(*EPOCHS)[0]["step"]
+    assert last["epochs"][-1:] == straight(*EPOCHS)[0]["epochs"][-1:] == [2]
+
+
+def test_a_loader_without_a_position_gives_no_batch_more_after_a_resume_at_the_end_of_an_epoch(job):
+    argv = (*EPOCHS, "--stateless")
+    assert job.run(*argv, "--kill-at", "16", save_every_n_steps=16).statuses == [-9]
+    again = job.run(*argv, save_every_n_steps=16).results[0]
+    assert again["started_at"] == 16 and again["step"] == 48
+
+
+@pytest.mark.parametrize("schedule", ["epoch", "plateau"])
+def test_a_scheduler_that_counts_epochs_steps_once_in_the_epoch_of_the_resume(job, straight, schedule):
+    argv = (*EPOCHS, "--schedule", schedule)
+    assert job.run(*argv, "--kill-at", "20").statuses == [-9]
+    again = job.run(*argv).results[0]
+    assert again["started_at"] == 18 and again["lr"] == straight(*argv)[0]["lr"]
+    assert exact(again) == exact(straight(*argv)[0])
+
+
 def test_loops_callbacks_and_logged_steps_resume_as_lightning_resumes_from_a_file(job, plain_job):
     argv = ("--steps", "24", "--validate-every", "4")
     assert plain_job.run(*argv, "--durable-every", "18", "--kill-at", "20").statuses == [-9]
@@ -90,6 +130,18 @@ def test_a_step_that_model_checkpoint_saves_is_left_to_it(job):
     assert steps(outcome.log) == [3, 9, 15, 21]
     # 2.4 writes last.ckpt at the end of the epoch too
     assert {line["step"] for line in observed(outcome.log)} - {16} == {6, 12, 18, 24}
+
+
+def test_steps_of_two_model_checkpoints_in_turn_are_left_to_them(job):
+    outcome = job.run(*STEPS, "--durable-every", "6", "--durable-also", "9")
+    assert steps(outcome.log) == [3, 15, 21]
+    assert "did not come" not in outcome.log
+
+
+def test_a_checkpoint_that_the_recipe_names_and_that_is_not_there_is_no_fault_of_ours(job):
+    outcome = job.run(*STEPS, "--ckpt-path", str(job.folder / "missing.ckpt"))
+    assert outcome.statuses == [1] and "missing.ckpt" in outcome.log
+    assert "ERROR" not in outcome.log and "fault" not in outcome.log, outcome.log
 
 
 def test_skipping_durable_steps_can_be_turned_off(job):
