@@ -49,6 +49,7 @@ class Settlement:
         self._waiting: Ticket | None = None
         self._hopeless = False
         self._pause = 0.0
+        self._last_reason = ""
 
     def start(self, epoch: int) -> Incarnation:
         """The incarnation of a save; joins the other ranks at the first call. Raises FlashpointError."""
@@ -176,7 +177,10 @@ class Settlement:
             self._counters.raise_to("last_complete_step", version.step)
             log.debug("step %d is complete on all ranks", version.step)
         else:
-            log.info("the memory version of step %d is incomplete: %s", version.step, verdict.reason)
+            # A rank that can't save says so at every save.
+            level = logging.DEBUG if verdict.reason == self._last_reason else logging.INFO
+            self._last_reason = verdict.reason
+            log.log(level, "the memory version of step %d is incomplete: %s", version.step, verdict.reason)
 
     def _ledger(self, epoch: int) -> Ledger:
         ledger = self._ledgers.get(epoch)
