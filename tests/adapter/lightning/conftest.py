@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.adapter.lightning import support
-from tests.adapter.lightning.zygote import Zygote
+from tests.warm import Zygote
 
 
 @pytest.fixture(scope="session", params=list(support.PACKAGES))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.adapter.lightning.zygote import Outcome, Zygote
+from tests.warm import Outcome, Zygote
 
 ROOT = Path(__file__).parents[3]
 RECIPE = Path(__file__).with_name("recipe.py")

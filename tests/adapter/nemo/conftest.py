@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.adapter.lightning import support
-from tests.adapter.lightning.zygote import Zygote
+from tests.warm import Zygote
 
 ENV = support.ROOT / ".envs" / "nemo"
 RECIPE = Path(__file__).with_name("recipe.py")

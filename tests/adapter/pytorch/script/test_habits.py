@@ -16,11 +16,11 @@ HABITS = Path(__file__).with_name("habits.py")
 
 
 @pytest.fixture
-def job(tmp_path):
+def job(tmp_path, warm):
     made = []
 
-    def make(**settings):
-        made.append(Job(tmp_path, **{"DCP_MODE": "replace", **settings}))
+    def make(*, torchrun=False, **settings):
+        made.append(Job(tmp_path, warm=None if torchrun else warm, **{"DCP_MODE": "replace", **settings}))
         return made[-1]
 
     yield make
@@ -41,7 +41,7 @@ def steps(folder):
 
 
 def test_what_a_script_renames_alternates_ranks_by_score_or_saves_in_families_is_durable_when_the_node_dies(job):
-    one = job()
+    one = job(torchrun=True)
     one.start("--habit", "lines", script=HABITS, fails=True)
     found = one.checkpoints
     assert [on_disk(found / "renamed" / f"step-{step}") for step in (1, 2, 3)] == [1, 2, 3]
@@ -78,7 +78,7 @@ def test_a_renamed_checkpoint_is_loaded_from_memory_and_another_run_leaves_both_
 @pytest.mark.parametrize(("mode", "habit"), [("augment", "raising"), ("replace", "hanging")])
 def test_what_one_rank_raises_comes_out_at_once_and_a_rank_that_hangs_ends_memory_saves_once(job, mode, habit):
     """The ranks are those of mp.spawn, which sets no LOCAL_RANK."""
-    one = job(ranks=1, DCP_MODE=mode)
+    one = job(torchrun=True, ranks=1, DCP_MODE=mode)
     one.start("--habit", habit, "--spawn", script=HABITS)
     first, second = (json.loads((one.folder / "out" / f"report-{rank}.json").read_text()) for rank in (0, 1))
     sentence = "the weights of rank 1 can't be gathered now"

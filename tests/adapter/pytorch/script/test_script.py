@@ -1,4 +1,4 @@
-"""A script in plain PyTorch under the agent, started by torchrun, killed with SIGKILL and started again."""
+"""A script in plain PyTorch under the agent, killed with SIGKILL and started again; by torchrun where it says so."""
 
 import os
 import shutil
@@ -16,11 +16,11 @@ pytestmark = pytest.mark.multiprocess
 
 
 @pytest.fixture
-def job(tmp_path):
+def job(tmp_path, warm):
     jobs = []
 
-    def make(**settings):
-        jobs.append(Job(tmp_path, **settings))
+    def make(*, torchrun=False, **settings):
+        jobs.append(Job(tmp_path, warm=None if torchrun else warm, **settings))
         return jobs[-1]
 
     yield make
@@ -29,13 +29,13 @@ def job(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory):
+def straight(tmp_path_factory, warm):
     """Kind of script -> reports of its unbroken run without the agent, and the bytes that it left."""
     found = {}
 
     def of(kind):
         if kind not in found:
-            one = Job(tmp_path_factory.mktemp(kind), ranks=1 if kind == "single" else 2)
+            one = Job(tmp_path_factory.mktemp(kind), warm=warm, ranks=1 if kind == "single" else 2)
             reports = one.start("--kind", kind, "--steps", 8, agent=False)
             found[kind] = reports, content(one.checkpoints)
         return found[kind]
@@ -58,7 +58,7 @@ def test_the_newest_torch(job):
     python = ROOT / ".envs" / "bridge" / "bin" / "python"
     if not python.exists():
         pytest.skip("no environment with another torch: run tools/envs/bridge.sh")
-    one = job(python=python, DCP_MODE="replace", DCP_DURABLE_EVERY_N_SAVES="3")
+    one = job(torchrun=True, python=python, DCP_MODE="replace", DCP_DURABLE_EVERY_N_SAVES="3")
     unbroken = one.start("--steps", 6, "--every", 100, agent=False)
     one.start("--save", "process", "--steps", 6, "--die-after", 5, fails=True)
     assert is_memory_only(one.checkpoints / "step-5")
@@ -78,7 +78,8 @@ def test_augment_resumes_from_memory_and_leaves_the_durable_saves_as_they_are(jo
 
 def test_off_leaves_a_script_alone(job, straight):
     reports, bytes_without_us = straight("fsdp")
-    one = job(DCP_MODE="off")
+    # The mode is read as a process starts.
+    one = job(torchrun=True, DCP_MODE="off")
     assert one.start("--steps", 8)[0]["digests"] == reports[0]["digests"]
     assert content(one.checkpoints) == bytes_without_us
     assert not one.memory.exists()
@@ -96,7 +97,7 @@ def test_one_process_without_a_process_group(job, straight):
 @pytest.mark.parametrize(("kind", "save"), [("ddp", "thread"), ("fsdp", "process")])
 def test_replace_resumes_from_a_checkpoint_in_memory_only_and_ends_with_a_durable_one(job, straight, kind, save):
     reports, _ = straight(kind)
-    one = job(DCP_MODE="replace", DCP_DURABLE_EVERY_N_SAVES="3")
+    one = job(torchrun=save == "process", DCP_MODE="replace", DCP_DURABLE_EVERY_N_SAVES="3")
     one.start("--kind", kind, "--save", save, "--steps", 8, "--die-after", 5, fails=True)
     saved = {path.name: is_memory_only(path) for path in one.checkpoints.iterdir()}
     assert saved["step-5"] and not saved["step-1"]
