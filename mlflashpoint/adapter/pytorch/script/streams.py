@@ -6,6 +6,7 @@ import logging
 
 from mlflashpoint.adapter.pytorch.script.council import agreed, given_up, ranks
 from mlflashpoint.adapter.pytorch.script.stream import Stream
+from mlflashpoint.core.deadline import ready_for_the_end
 from mlflashpoint.core.ranks import Ranks
 
 log = logging.getLogger("mlflashpoint.adapter")
@@ -39,6 +40,7 @@ def stream_of(group: str, what: object, alone: bool) -> Stream | None:
         # Asked first, because it is collective: opening the store may fail on one rank alone.
         who = Ranks(0, 1, 0) if alone else ranks()
         stream = Stream(group, who)
+        ready_for_the_end()
     except Exception as error:
         problem = str(error)
     if not agreed(stream is not None) or not agreed(stream is not None and _connected(stream)):

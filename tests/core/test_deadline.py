@@ -1,0 +1,50 @@
+"""A call that knows no deadline of its own gets one."""
+
+import threading
+import time
+
+import pytest
+
+from mlflashpoint.core import deadline
+from mlflashpoint.core.deadline import bounded, ready_for_the_end
+from mlflashpoint.errors import DeadlineExceededError
+
+
+def test_what_the_action_raises_is_raised_and_what_it_returns_is_returned():
+    def fail():
+        raise KeyError("x")
+
+    assert bounded(lambda: 3, 5.0, "three") == 3
+    with pytest.raises(KeyError):
+        bounded(fail, 5.0, "failing")
+
+
+def test_an_action_after_a_stuck_one_has_a_thread_of_its_own():
+    stuck = threading.Event()
+    with pytest.raises(DeadlineExceededError, match="waiting took longer"):
+        bounded(stuck.wait, 0.05, "waiting")
+    assert bounded(lambda: 4, 5.0, "four") == 4
+    stuck.set()
+
+
+def test_an_action_within_an_action_does_not_wait_for_its_thread():
+    assert bounded(lambda: bounded(lambda: 5, 5.0, "inner"), 5.0, "outer") == 5
+
+
+def test_no_thread_is_started_where_one_is_ready(monkeypatch):
+    ready_for_the_end()
+
+    def refuse(self):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert [bounded(threading.get_ident, 5.0, "a name") == threading.get_ident() for _ in range(3)] == [False] * 3
+
+
+def test_idle_threads_do_not_pile_up():
+    threads = [threading.Thread(target=bounded, args=(lambda: time.sleep(0.1), 5.0, "a nap")) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(deadline._idle_runners()) <= 2
