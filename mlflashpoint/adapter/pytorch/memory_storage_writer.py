@@ -325,6 +325,11 @@ class MemoryStorageWriter(StorageWriter):
                     f"{item.index.fqn!r} is a {kind}, no tensor or BytesIO",
                     remedy="let the planner's transform_object give one of them",
                 )
+            elif value.layout is not torch.strided:
+                raise StateTypeError(
+                    f"{item.index.fqn!r} is a tensor of layout {value.layout}, whose parts DCP can't load into place",
+                    remedy="save its dense form, or what it consists of (indices and values)",
+                )
             data.append(value)
         return data
 

@@ -93,7 +93,13 @@ class StructureSavePlanner(DefaultSavePlanner):
             strange = [
                 rank for rank, plan in enumerate(all_plans) if kept[rank] and plan.planner_data != _Agreed(number)
             ]
-            if strange or len(all_plans) != len(self._all_plans):
+            if not strange and len(all_plans) != len(self._all_plans):
+                self._planned = None
+                raise PeerError(
+                    f"the plan is one of {len(self._all_plans)} ranks, this save is one of {len(all_plans)}",
+                    remedy="save again; use one planner for saves with no_dist, and another one for those without",
+                )
+            if strange:
                 self._planned = None
                 raise PeerError(f"ranks {strange} hold a plan of another save", remedy="save again: the plan is remade")
         if all(kept) and self._agreed is not None:

@@ -9,6 +9,7 @@ from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan
 
 from mlflashpoint.adapter.pytorch.planner import StructureSavePlanner
+from mlflashpoint.errors import PeerError
 
 
 def state(width=4, **more):
@@ -131,6 +132,17 @@ def test_a_coordinator_without_the_plan_refuses_and_the_next_save_heals():
     local = [planner.create_local_plan() for planner in planners]
     with pytest.raises(Exception, match="another save"):
         planners[0].create_global_plan(local)
+    _, final, _ = plan(planners, [state(), state()])
+    assert sum(len(part.items) for part in final) == 4
+
+
+def test_a_plan_of_one_rank_is_not_taken_for_that_of_all_and_the_next_save_heals():
+    planners = [StructureSavePlanner(), StructureSavePlanner()]
+    for rank, planner in enumerate(planners):
+        plan([planner], [state()])
+        planner.set_up_planner(state(), None, rank == 0)
+    with pytest.raises(PeerError, match=r"one of 1 ranks, this save is one of 2.*no_dist"):
+        planners[0].create_global_plan([planner.create_local_plan() for planner in planners[:1]] * 2)
     _, final, _ = plan(planners, [state(), state()])
     assert sum(len(part.items) for part in final) == 4
 
