@@ -7,10 +7,9 @@ SHELL := /bin/bash
 PYTHON := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Of the gigabytes that the frameworks bring, a job imports a small part; Python compiles that when it does.
-export PIP_NO_COMPILE := 1
 
-WORKERS := $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
+# 2 and more run as many files of tests at once; on two cores that gains nothing, for most of them start two ranks
+WORKERS ?= 0
 FRAMEWORKS := --ignore=tests/adapter
 
 .PHONY: help demo test test-core lint bench env envs clean
