@@ -15,6 +15,8 @@ T = TypeVar("T")
 
 #: threads that wait for another action, of one process
 _MOST_IDLE = 2
+#: a thread that has nothing left to do ends within this
+_LEAVE_S = 1.0
 
 
 class Deadline:
@@ -56,8 +58,10 @@ def bounded(action: Callable[[], T], seconds: float, what: str) -> T:
         except BaseException as error:
             outcome.append((None, error))
 
-    _runner().run(run, ended)
-    ended.wait(seconds)
+    runner = _runner()
+    runner.run(run, ended)
+    if ended.wait(seconds):
+        runner.gone()
     if not outcome:
         raise DeadlineExceededError(
             f"{what} took longer than {seconds:g} s",
@@ -71,8 +75,11 @@ def bounded(action: Callable[[], T], seconds: float, what: str) -> T:
 
 
 def ready_for_the_end() -> None:
-    """Have a thread for ``bounded`` while the interpreter ends: from 3.12 on Python starts none then."""
-    if not _idle_runners():
+    """Have a thread for ``bounded`` while the interpreter ends: from 3.12 on Python starts none then.
+
+    From here on this process keeps a thread or two for that; without this call each ends with its action.
+    """
+    if not _idle.setdefault(os.getpid(), []):
         _Runner().park()
 
 
@@ -81,17 +88,25 @@ class _Runner:
 
     def __init__(self) -> None:
         self._actions: queue.SimpleQueue[tuple[Callable[[], None], threading.Event]] = queue.SimpleQueue()
-        threading.Thread(target=self._loop, name="mlflashpoint-bounded", daemon=True).start()
+        self._parked = False
+        self._thread = threading.Thread(target=self._loop, name="mlflashpoint-bounded", daemon=True)
+        self._thread.start()
 
     def run(self, action: Callable[[], None], ended: threading.Event) -> None:
         """Run ``action``, which raises nothing, and set ``ended``."""
         self._actions.put((action, ended))
 
+    def gone(self) -> None:
+        """After an action: wait until the thread has ended, unless it waits for another one."""
+        if not self._parked:
+            self._thread.join(_LEAVE_S)
+
     def park(self) -> bool:
-        """Wait for another action; False if enough do."""
-        idle = _idle_runners()
-        if len(idle) >= _MOST_IDLE:
+        """Wait for another action; False if enough do, or nobody asked for one that does."""
+        idle = _idle.get(os.getpid())
+        if idle is None or len(idle) >= _MOST_IDLE:
             return False
+        self._parked = True
         idle.append(self)
         return True
 
@@ -99,6 +114,7 @@ class _Runner:
         goes_on = True
         while goes_on:
             action, ended = self._actions.get()
+            self._parked = False
             action()
             # What the action holds is not to live until the next one.
             del action
@@ -108,16 +124,12 @@ class _Runner:
             del ended
 
 
+#: by process, because a forked child has no thread of its parent's; none until it is asked to be ready
 _idle: dict[int, list[_Runner]] = {}
-
-
-def _idle_runners() -> list[_Runner]:
-    # A forked child has no thread of its parent's.
-    return _idle.setdefault(os.getpid(), [])
 
 
 def _runner() -> _Runner:
     try:
-        return _idle_runners().pop()
-    except IndexError:
+        return _idle[os.getpid()].pop()
+    except LookupError:
         return _Runner()

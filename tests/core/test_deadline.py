@@ -31,7 +31,18 @@ def test_an_action_within_an_action_does_not_wait_for_its_thread():
     assert bounded(lambda: bounded(lambda: 5, 5.0, "inner"), 5.0, "outer") == 5
 
 
-def test_no_thread_is_started_where_one_is_ready(monkeypatch):
+@pytest.fixture
+def unasked(monkeypatch):
+    monkeypatch.setattr(deadline, "_idle", {})
+
+
+def test_no_thread_is_left_where_nobody_asked_for_one(unasked):
+    before = set(threading.enumerate())
+    assert bounded(lambda: 4, 5.0, "four") == 4
+    assert set(threading.enumerate()) <= before
+
+
+def test_no_thread_is_started_where_one_is_ready(unasked, monkeypatch):
     ready_for_the_end()
 
     def refuse(self):
@@ -41,10 +52,11 @@ def test_no_thread_is_started_where_one_is_ready(monkeypatch):
     assert [bounded(threading.get_ident, 5.0, "a name") == threading.get_ident() for _ in range(3)] == [False] * 3
 
 
-def test_idle_threads_do_not_pile_up():
+def test_idle_threads_do_not_pile_up(unasked):
+    ready_for_the_end()
     threads = [threading.Thread(target=bounded, args=(lambda: time.sleep(0.1), 5.0, "a nap")) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(10)
-    assert len(deadline._idle_runners()) <= 2
+    assert [len(idle) <= 2 for idle in deadline._idle.values()] == [True]
