@@ -8,8 +8,6 @@ PYTHON := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-# 2 and more run as many files of tests at once; on two cores that gains nothing, for most of them start two ranks
-WORKERS ?= 0
 FRAMEWORKS := --ignore=tests/adapter
 
 .PHONY: help demo test test-core lint bench env envs clean
@@ -36,10 +34,10 @@ lint: env
 	.venv/bin/mypy
 
 test: envs lint
-	REQUIRE_FRAMEWORKS=1 $(PYTHON) -m pytest -n $(WORKERS)
+	REQUIRE_FRAMEWORKS=1 $(PYTHON) -m pytest
 
 test-core: lint
-	$(PYTHON) -m pytest -n $(WORKERS) $(FRAMEWORKS)
+	$(PYTHON) -m pytest $(FRAMEWORKS)
 
 bench: envs
 	$(PYTHON) -m benchmarks

@@ -8,7 +8,6 @@ import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 import pytest
@@ -24,21 +23,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Of several workers one runs a file from end to end, and a whole folder where its files share what a job left."""
-    from xdist.scheduler.loadscope import LoadScopeScheduling
-
-    class ByFolder(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return file.rpartition("/")[0] if file.startswith("tests/adapter/") else file
-
-    # The order of collection has the longest at the beginning.
-    config.option.loadscopereorder = False
-    return ByFolder(config, log)
 
 
 def _orphans(mark: str) -> list[int]:
