@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import sys
-import traceback
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -26,7 +25,7 @@ def main(what, base, durable):
     cpu.install()
     import torch
     import torch.distributed as dist
-    from launch import report
+    from launch import report, scenarios
     from megatron.core import dist_checkpointing, parallel_state
     from megatron.core.dist_checkpointing.serialization import load_sharded_metadata
     from megatron.core.dist_checkpointing.strategies import common as common_strategies
@@ -59,13 +58,7 @@ def main(what, base, durable):
     known = inspect.signature(dist_checkpointing.save).parameters
     save_options = {name: value for name, value in save_options.items() if name in known}
 
-    def scenario(run):
-        try:
-            results[run.__name__] = run()
-        except BaseException:
-            results[run.__name__] = {"error": traceback.format_exc()}
-        report(results)
-        dist.barrier()
+    scenario = scenarios(results)
 
     def failing(run):
         try:

@@ -3,7 +3,6 @@
 import os
 import sys
 import time
-import traceback
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -16,7 +15,7 @@ def main(base, durable):
     import torch
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
-    from launch import report
+    from launch import scenarios
     from states import blank, differing, full_state, leaves
     from torch import multiprocessing as torch_mp
     from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner, DefaultSavePlanner
@@ -36,14 +35,7 @@ def main(base, durable):
     rank = dist.get_rank()
     results = {}
 
-    def scenario(run):
-        try:
-            results[run.__name__] = run()
-        except BaseException:
-            results[run.__name__] = {"error": traceback.format_exc()}
-        report(results)
-        dist.barrier()
-        return run
+    scenario = scenarios(results)
 
     def named(error):
         """Type and text of what each rank raised, as a CheckpointException tells it on this rank."""

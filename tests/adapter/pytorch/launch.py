@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -75,3 +76,19 @@ def report(content):
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(content))
     temporary.rename(path)
+
+
+def scenarios(results):
+    """For a rank: decorates a function that runs at once, and is reported by its name with what it gives or raises."""
+    import torch.distributed as dist
+
+    def scenario(run):
+        try:
+            results[run.__name__] = run()
+        except BaseException:
+            results[run.__name__] = {"error": traceback.format_exc()}
+        report(results)
+        dist.barrier()
+        return run
+
+    return scenario

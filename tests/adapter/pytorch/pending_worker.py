@@ -4,7 +4,6 @@ import logging
 import os
 import sys
 import time
-import traceback
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -32,7 +31,7 @@ def main(base):
     import torch
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
-    from launch import report
+    from launch import scenarios
     from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner
     from torch.distributed.checkpoint.planner import WriteItemType
 
@@ -61,14 +60,7 @@ def main(base):
 
     ShardSaver.commit = slowly
 
-    def scenario(run):
-        try:
-            results[run.__name__] = run()
-        except BaseException:
-            results[run.__name__] = {"error": traceback.format_exc()}
-        report(results)
-        dist.barrier()
-        return run
+    scenario = scenarios(results)
 
     def failing(run):
         began = time.monotonic()

@@ -1,12 +1,11 @@
 """The flows of the user guide's section on DCP, and what goes wrong in them, on two real ranks in one launch."""
 
-import shutil
-import uuid
 from pathlib import Path
 
 import pytest
 
 from tests.adapter.pytorch import launch
+from tests.core.ranks import memory_folder
 
 pytestmark = pytest.mark.multiprocess
 
@@ -15,12 +14,8 @@ pytestmark = pytest.mark.multiprocess
 def job(tmp_path_factory):
     """``(base container folder, report of each rank)``."""
     folder = tmp_path_factory.mktemp("flows")
-    base = Path(f"/dev/shm/mlflashpoint-test-{uuid.uuid4().hex}")
-    base.mkdir(mode=0o700)
-    try:
+    with memory_folder() as base:
         yield base, launch.launch(Path(__file__).parent / "flows_worker.py", 2, [base, folder / "durable"], folder)
-    finally:
-        shutil.rmtree(base, ignore_errors=True)
 
 
 @pytest.fixture

@@ -1,12 +1,11 @@
 """What a load, or the next save, meets when the background of the save before is not done; on two real ranks."""
 
-import shutil
-import uuid
 from pathlib import Path
 
 import pytest
 
 from tests.adapter.pytorch import launch
+from tests.core.ranks import memory_folder
 
 pytestmark = pytest.mark.multiprocess
 
@@ -15,12 +14,8 @@ pytestmark = pytest.mark.multiprocess
 def job(tmp_path_factory):
     """``(base container's folder, report of each rank)``."""
     folder = tmp_path_factory.mktemp("pending")
-    base = Path(f"/dev/shm/mlflashpoint-test-{uuid.uuid4().hex}")
-    base.mkdir(mode=0o700)
-    try:
+    with memory_folder() as base:
         yield base, launch.launch(Path(__file__).parent / "pending_worker.py", 2, [base], folder)
-    finally:
-        shutil.rmtree(base, ignore_errors=True)
 
 
 @pytest.fixture
