@@ -1,5 +1,6 @@
 """Megatron-Core's ``dist_checkpointing`` on the memory store, on each release: a real GPT, real ranks, a real kill."""
 
+import os
 import shutil
 import uuid
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.adapter.pytorch import launch
+from tests.warm import Zygote
 
 pytestmark = pytest.mark.multiprocess
 _ENVS = launch.ROOT / ".envs"
@@ -18,6 +20,7 @@ RELEASES = {
     "0.19.2": (_ENVS / "bridge" / "bin" / "python", _ENVS / "bridge-overlays" / "0.6.2"),
 }
 WORKER = Path(__file__).parent / "worker.py"
+STARTS = (("save", 2), ("look", 4), ("fewer", 2), ("fewer", 3))
 
 
 @pytest.fixture(scope="module", params=list(RELEASES))
@@ -27,18 +30,20 @@ def job(request, tmp_path_factory):
     if not python.exists() or not packages.is_dir():
         pytest.skip(f"no environment with megatron-core {request.param}: run tools/envs/megatron.sh and bridge.sh")
     folder = tmp_path_factory.mktemp("megatron")
+    environ = {**os.environ, **launch.environment([packages])}
+    zygote = Zygote(python, WORKER.with_name("imports.py"), environ, agent=False, folder=folder)
     base = Path(f"/dev/shm/mlflashpoint-test-{uuid.uuid4().hex}")
     base.mkdir(mode=0o700)
-    options = {"python": python, "pythonpath": [packages]}
     try:
-        saved = launch.launch(WORKER, 2, ["save", base, folder / "durable"], folder / "save", **options)
-        again = launch.launch(WORKER, 4, ["look", base, folder / "durable"], folder / "look", **options)
-        fewer = [
-            launch.launch(WORKER, ranks, ["fewer", base, folder / "durable"], folder / f"fewer-{ranks}", **options)
-            for ranks in (2, 3)
-        ]
-        yield base, saved, again, *fewer
+        yield (
+            base,
+            *(
+                launch.fork(zygote, WORKER, ranks, [what, base, folder / "durable"], folder / f"{what}-{ranks}")
+                for what, ranks in STARTS
+            ),
+        )
     finally:
+        zygote.close()
         shutil.rmtree(base, ignore_errors=True)
 
 

@@ -24,22 +24,18 @@ def free_port():
 def launch(script, world_size, arguments, folder, *, env=None, python=sys.executable, wrapper=(), pythonpath=()):
     """Run ``script`` on ``world_size`` ranks; returns each rank's report, a dict.
 
-    The report is the JSON that a rank writes to ``REPORT``; one that ends itself by SIGKILL has written it before.
+    The report is the JSON that a rank writes to its file in ``REPORTS``; one that ends itself by SIGKILL has written it
+    before.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     port = str(free_port())
-    processes, reports = [], []
+    processes = []
     for rank in range(world_size):
-        report = folder / f"report-{rank}.json"
-        report.unlink(missing_ok=True)
-        reports.append(report)
         variables = {
             **os.environ, "RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank),
             "LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-            "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "MLFLASHPOINT_REPLICAS": "0",
-            "MLFLASHPOINT_DEADLINE_S": "60", "REPORT": str(report),
-            "PYTHONPATH": os.pathsep.join([*map(str, pythonpath), str(ROOT)]), **(env or {}),
+            **environment(pythonpath), "REPORTS": str(folder), **(env or {}),
         }  # fmt: skip
         log = (folder / f"log-{rank}.txt").open("ab")
         command = [*wrapper, str(python), str(script), *map(str, arguments)]
@@ -54,8 +50,38 @@ def launch(script, world_size, arguments, folder, *, env=None, python=sys.execut
     finally:
         for process in processes:
             with_group_gone(process)
+    return reports_in(folder, script, world_size, tail(folder, world_size))
+
+
+def fork(zygote, script, world_size, arguments, folder):
+    """As ``launch``, from a warm process (tests/warm.py) that was started with ``environment()``."""
+    folder.mkdir(parents=True)
+    ours = {name: value for name, value in environment().items() if name.startswith("MLFLASHPOINT_")}
+    outcome = zygote.run(
+        [str(argument) for argument in arguments],
+        ranks=world_size,
+        environ={**ours, "REPORTS": str(folder)},
+        deadline_s=DEADLINE_S,
+        # A rank that kills itself leaves the others to themselves, as in launch.
+        grace_s=DEADLINE_S,
+        script=script,
+    )
+    assert not outcome.late, f"ranks hang\n{outcome.log}"
+    return reports_in(folder, script, world_size, outcome.log)
+
+
+def environment(pythonpath=()):
+    """What every rank finds in its environment."""
+    return {
+        "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "MLFLASHPOINT_REPLICAS": "0",
+        "MLFLASHPOINT_DEADLINE_S": "60", "PYTHONPATH": os.pathsep.join([*map(str, pythonpath), str(ROOT)]),
+    }  # fmt: skip
+
+
+def reports_in(folder, script, world_size, log):
+    reports = [folder / f"report-{rank}.json" for rank in range(world_size)]
     missing = [rank for rank, report in enumerate(reports) if not report.exists()]
-    assert not missing, f"ranks {missing} of {script} wrote no report\n{tail(folder, world_size)}"
+    assert not missing, f"ranks {missing} of {script} wrote no report\n{log}"
     return [json.loads(report.read_text()) for report in reports]
 
 
@@ -72,7 +98,7 @@ def tail(folder, world_size):
 
 def report(content):
     """For a rank: write its report, whole or not at all."""
-    path = Path(os.environ["REPORT"])
+    path = Path(os.environ["REPORTS"], f"report-{os.environ['RANK']}.json")
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(content))
     temporary.rename(path)

@@ -13,14 +13,15 @@ STARTS = (("begin", 2), ("go on", 4), ("look", 2), ("look", 3))
 
 
 @pytest.fixture(scope="module")
-def starts(tmp_path_factory):
+def starts(warm, tmp_path_factory):
     """Reports of each start of one job, by what it does and its number of ranks."""
     folder = tmp_path_factory.mktemp("restart")
     base = Path(f"/dev/shm/mlflashpoint-test-{uuid.uuid4().hex}")
     base.mkdir(mode=0o700)
     try:
         yield {
-            (what, ranks): launch.launch(
+            (what, ranks): launch.fork(
+                warm.zygote(False),
                 Path(__file__).parent / "restart_worker.py",
                 ranks,
                 [what, base, folder / "durable"],
