@@ -25,7 +25,7 @@ PATCHES: tuple[Patch, ...] = (
     _patch("save", "torch.distributed.checkpoint.state_dict_saver", "save", around="around_save"),
     _patch("async_save", "torch.distributed.checkpoint.state_dict_saver", "async_save", around="around_async_save"),
     _patch("load", "torch.distributed.checkpoint.state_dict_loader", "load", around="around_load"),
-    _patch("end", "torch.distributed.distributed_c10d", "destroy_process_group", before="before_end"),
+    _patch("end", "torch.distributed.distributed_c10d", "destroy_process_group", around="around_end"),
 )
 
 
@@ -50,11 +50,17 @@ def around_load(call: Call, instance: Any, args: Arguments, kwargs: Mapping[str,
     return loads.load(call, args, kwargs)
 
 
-def before_end(instance: Any, args: Arguments, kwargs: Mapping[str, Any]) -> None:
+def around_end(call: Call, instance: Any, args: Arguments, kwargs: Mapping[str, Any]) -> Any:
     """The job's ranks are about to part: what is in memory only is made durable while they can still talk."""
     import sys
 
+    failure = None
     if "mlflashpoint.adapter.pytorch.script.streams" in sys.modules:
         from mlflashpoint.adapter.pytorch.script import ending
 
-        ending.before_parting(args[0] if args else kwargs.get("group"))
+        failure = ending.before_parting(args[0] if args else kwargs.get("group"))
+    result = call()
+    if failure is not None:
+        call.error = failure
+        raise failure
+    return result

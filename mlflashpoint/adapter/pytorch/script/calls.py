@@ -123,6 +123,11 @@ def trouble(error: BaseException | None) -> str:
     return "" if error is None else f"{type(error).__name__}: {error}"
 
 
+def told(error: CheckpointException) -> str:
+    """``error`` in one line, where DCP's text has each rank's traceback."""
+    return "; ".join(f"rank {rank}: {type(of).__name__}: {of}" for rank, (of, _) in sorted(error.failures.items()))
+
+
 def elsewhere(what: str, rank: int, text: str) -> CheckpointException:
     """What DCP raises on the other ranks if one fails within a save or load."""
     return CheckpointException(what, {rank: (RuntimeError(text), traceback.StackSummary())})

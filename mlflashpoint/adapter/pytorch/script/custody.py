@@ -19,6 +19,7 @@ from typing import Any
 from mlflashpoint.adapter.pytorch.script import marker, protection
 from mlflashpoint.adapter.pytorch.script.journal import Journal
 from mlflashpoint.adapter.pytorch.script.line import alike, depth_of, entries, goes_up, inner, step_folder
+from mlflashpoint.adapter.pytorch.script.neighbours import Neighbours, around
 
 log = logging.getLogger("mlflashpoint.adapter")
 
@@ -57,7 +58,7 @@ class Custody:
         #: a durable save of this start is not known to be whole
         self._pending = False
         self._since = 0
-        self._known: set[Path] = set()
+        self._neighbours = Neighbours()
         self._released: list[tuple[Path, int]] = []
 
     def decide(self, path: Path, every: int) -> dict[str, Any]:
@@ -229,7 +230,7 @@ class Custody:
         """What the script has done to the folders since the last save."""
         newest = self._newest()
         if newest is not None and not _holds(newest.path, newest.token):
-            return f"{newest.path} is not where it was saved: the script has renamed, moved or deleted it"
+            return f"{newest.path} is not as it was saved: the script has renamed, moved, deleted or overwritten it"
         last = self._saved[-1] if self._saved else None
         durable = None if self._pending else self._durable
         if last and durable and last.path == durable.path and not durable.seems_at(last.path):
@@ -255,19 +256,19 @@ class Custody:
         if not tokens:
             return ""
         own = {step_folder(saved.path, saved.depth) for saved in self._saved}
-        depths = {(saved.depth, step_folder(saved.path, saved.depth).parent) for saved in self._saved if saved.token}
-        for depth, parent in depths:
-            within = inner(self._saved[-1].path, depth)
-            for entry in os.scandir(parent):
-                name = Path(entry.path)
-                if entry.is_symlink():
-                    if os.path.realpath(name / within) in older:
-                        return f"{name} leads to one that is not the newest"
-                elif name not in own and name not in self._known:
-                    self._known.add(name)
-                    mark = marker.read(name / within)
-                    if mark is not None and mark.token in tokens:
-                        return f"{name} is a copy of one"
+        lines = {
+            (saved.depth, step_folder(saved.path, saved.depth).parent): saved for saved in self._saved if saved.token
+        }
+        for (depth, parent), saved in lines.items():
+            within = inner(saved.path, depth)
+            with os.scandir(parent) as found:
+                links = [Path(entry.path) for entry in found if entry.is_symlink()]
+            for link in links:
+                if os.path.realpath(link / within) in older:
+                    return f"{link} leads to one that is not the newest"
+            copy = self._neighbours.copy(step_folder(saved.path, depth), within, own, tokens)
+            if copy is not None:
+                return f"{copy} is a copy of one"
         return ""
 
     def _places(self) -> dict[str, list[str]]:
@@ -275,21 +276,25 @@ class Custody:
         places: dict[str, list[str]] = {}
         for saved in self._saved:
             if saved.token:
-                found = [path for path in _candidates(saved.path) if _holds(path, saved.token)]
+                found = [path for path in _candidates(saved) if _holds(path, saved.token)]
                 if found:
                     places[saved.token] = [str(path) for path in found]
         return places
 
 
 def _holds(path: Path, token: str) -> bool:
+    """Whether ``path`` is that checkpoint in memory only, and nobody has written a durable one to it since."""
     mark = marker.read(path)
-    return mark is not None and mark.token == token
+    return mark is not None and mark.token == token and marker.identity(path) is None
 
 
-def _candidates(path: Path) -> list[Path]:
-    """Where a folder may be that was at ``path``: there, or with another name for one of its last parts."""
+def _candidates(saved: Saved) -> list[Path]:
+    """Where the folder of a save and its copies may be: there, with another name for one of its last parts, around."""
+    path, step = saved.path, step_folder(saved.path, saved.depth)
     found = [path]
-    for step in [path, *path.parents][:_RENAMED]:
-        within = path.relative_to(step)
-        found += [entry / within for entry in entries(step.parent) if entry != step and not entry.is_symlink()]
-    return found
+    for renamed in [path, *path.parents][:_RENAMED]:
+        within = path.relative_to(renamed)
+        found += [entry / within for entry in entries(renamed.parent) if entry != renamed and not entry.is_symlink()]
+    for folder in around(step):
+        found += [folder / inner(path, saved.depth), folder]
+    return list(dict.fromkeys(found))

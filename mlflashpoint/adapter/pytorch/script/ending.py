@@ -2,7 +2,7 @@
 
 That happens before ``destroy_process_group``, or at the interpreter's end in a script that does not call it. It is
 written out of memory, because the script's state may be gone. A script that ends by an exception is to be resumed, and
-its newest checkpoint stays where it is.
+its newest checkpoint stays where it is. A disk that refuses it is an error of the script's save, which comes out late.
 """
 
 from __future__ import annotations
@@ -25,18 +25,27 @@ log = logging.getLogger("mlflashpoint.adapter")
 _WAIT_S = 30.0
 
 
-def before_parting(group: Any) -> None:
-    """Before ``destroy_process_group(group)``; in the wake of an exception nothing is written."""
+def before_parting(group: Any) -> CheckpointException | None:
+    """Before ``destroy_process_group(group)``; in the wake of an exception nothing is written.
+
+    Returns:
+        what the script is to hear when its process group is gone: why the newest checkpoint can't be written to disk.
+    """
     if not dist.is_initialized() or group not in (None, dist.group.WORLD):
-        return
+        return None
     if sys.exc_info()[0] is None:
-        finish()
-    else:
-        forget_streams()
+        return finish()
+    forget_streams()
+    return None
 
 
-def finish() -> None:
-    """Make what is in memory only durable, and close the stores; collective, bounded, raises nothing."""
+def finish() -> CheckpointException | None:
+    """Make what is in memory only durable, and close the stores; collective, bounded, raises nothing.
+
+    Returns:
+        why the disk refuses one of them, None if it does not.
+    """
+    refused: CheckpointException | None = None
     waiting = [stream for stream in open_streams() if stream.newest_is_memory]
     try:
         # The same ones on all ranks that get here.
@@ -45,12 +54,14 @@ def finish() -> None:
             log.warning("the newest checkpoints stay in memory only: the other ranks do not end as well")
         elif outcome is not None:
             for stream, wanted in zip(waiting, outcome.answer, strict=True):
-                flush(stream, wanted)
+                failure = flush(stream, wanted)
+                refused = refused or failure
             for stream in waiting:
                 stream.custody.settle()
     except (Exception, CheckpointException) as error:
         log.error("the newest checkpoint stays in memory only: %s", error)
     forget_streams()
+    return refused
 
 
 def _at_exit() -> None:

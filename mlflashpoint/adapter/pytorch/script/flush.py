@@ -9,6 +9,7 @@ from pathlib import Path
 from torch.distributed.checkpoint.api import CheckpointException
 
 from mlflashpoint.adapter.observe import timed
+from mlflashpoint.adapter.pytorch.script.calls import told
 from mlflashpoint.adapter.pytorch.script.council import hold
 from mlflashpoint.adapter.pytorch.script.stream import Stream, Version
 from mlflashpoint.adapter.pytorch.script.version_planner import VersionPlanner
@@ -17,33 +18,50 @@ from mlflashpoint.errors import FlashpointError
 log = logging.getLogger("mlflashpoint.adapter")
 
 
-def flush(stream: Stream, wanted: Mapping[str, list[str]]) -> None:
+def flush(stream: Stream, wanted: Mapping[str, list[str]]) -> CheckpointException | None:
     """Make versions durable; collective. What can't be is said in the log, and nothing is raised.
 
     Args:
         stream: whose versions.
         wanted: folders by token.
+
+    Returns:
+        why the first folder that can't be written to can't; None if there is none. The same on every rank.
     """
+    refused: CheckpointException | None = None
     if not wanted:
-        return
+        return refused
     try:
         found = {version.token: version for version in stream.find()}
     except FlashpointError as error:
         # Raised on every rank.
         log.error("what is in memory only can't be made durable: %s", error)
-        return
+        return refused
+    leads = stream.runtime.rank == 0
     for token, folders in wanted.items():
         for folder in map(Path, folders):
             version = found.get(token)
-            done = version is not None and _write(stream, version, folder)
-            if stream.runtime.rank == 0:
-                if done:
-                    log.info("%s is durable now", folder)
-                else:
-                    log.warning("%s was in memory only and can't be made durable any more", folder)
+            try:
+                done = version is not None and _write(stream, version, folder)
+            except CheckpointException as error:
+                refused = refused or error
+                if leads:
+                    log.error(
+                        "%s can't be written (%s): it stays in memory only, and is found there if the same job starts "
+                        "again on the same nodes",
+                        folder,
+                        told(error),
+                    )
+                continue
+            if leads and done:
+                log.info("%s is durable now", folder)
+            elif leads:
+                log.warning("%s was in memory only and can't be made durable any more", folder)
+    return refused
 
 
 def _write(stream: Stream, version: Version, folder: Path) -> bool:
+    """False if memory does not have it whole any more; raises CheckpointException if the disk refuses it."""
     reader, rank, problem = stream.store.reader, stream.runtime.rank, ""
     reader.reset(version.id)
     try:
@@ -54,9 +72,6 @@ def _write(stream: Stream, version: Version, folder: Path) -> bool:
         if not hold(trouble=problem).ok:
             return False
         timed(log, "durable", version.number, lambda: stream.write_durable(folder, planner))
-    except CheckpointException as error:
-        log.error("%s can't be written: %s", folder, error)
-        return False
     except Exception as error:
         stream.broken = f"{folder} can't be written: {type(error).__name__}: {error}"
         return False

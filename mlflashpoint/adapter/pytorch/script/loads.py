@@ -139,6 +139,13 @@ def _judge(stream: Stream, path: Path, versions: Sequence[Version]) -> dict[str,
             f"it is another job's, {mark.job}, which has to end well first; the last durable one is {mark.last_durable}"
         )
         return {"source": "lost", "token": "", "note": note}
+    if stream.has_saved:
+        # It is the job that has moved on, and not the memory that is lost.
+        note = (
+            f"memory has the newest {stream.runtime.config.keep_versions} checkpoints; load one of those or the last "
+            f"durable one, {mark.last_durable}; a script that goes further back wants MLFLASHPOINT_DCP_MODE=augment"
+        )
+        return {"source": "lost", "token": "", "note": note}
     try:
         left = retire(path, mark, tokens)
     except OSError as error:

@@ -60,6 +60,9 @@ def retire(folder: Path, mark: marker.Marker, recoverable: Set[str]) -> Path | N
 
 def _is_lost(path: Path, mark: marker.Marker, recoverable: Set[str]) -> bool:
     found = marker.read(path)
+    if marker.identity(path) is not None:
+        # Somebody has written a durable checkpoint to it.
+        return False
     return found is not None and (found.group, found.folder) == (mark.group, str(path)) and (
         found.token not in recoverable
     )  # fmt: skip

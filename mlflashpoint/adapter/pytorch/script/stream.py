@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata
 
 from mlflashpoint.adapter.pytorch.planner import StructureSavePlanner
+from mlflashpoint.adapter.pytorch.script.calls import told
 from mlflashpoint.adapter.pytorch.script.council import agreed
 from mlflashpoint.adapter.pytorch.script.custody import Custody
 from mlflashpoint.adapter.pytorch.script.journal import Journal
@@ -65,6 +66,7 @@ class Stream:
         has_saved: this start has saved; what it loads from then on is no resume.
         broken: why the process group can't be used any more, empty while it can.
         warned: it was said that a save could not be kept in memory only.
+        failing: the last memory save has failed, which was said.
         journal: of the durable checkpoints beside the versions; rank 0's is kept.
         custody: of the folders; rank 0's counts.
 
@@ -82,6 +84,7 @@ class Stream:
         self.has_saved = False
         self.broken = ""
         self.warned = False
+        self.failing = False
         self.journal = Journal(self.store.runtime)
         self.custody = Custody(config.job_id, group, self.journal)
         self._process_group: Any = None
@@ -160,9 +163,14 @@ class Stream:
                 )
             if wait and not (self.runtime.flush() and self.runtime.stats()["last_committed_step"] == number):
                 return None
+            self.failing = False
             return metadata
         except CheckpointException as error:
-            log.error("the memory save %d failed: %s", number, error)
+            # The first of a row is news.
+            log.log(
+                logging.DEBUG if self.failing else logging.ERROR, "the memory save %d failed: %s", number, told(error)
+            )
+            self.failing = True
             return None
         except Exception as error:
             # The others may still wait in the process group, which is of no use any more.

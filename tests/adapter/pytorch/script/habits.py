@@ -160,7 +160,45 @@ def hanging(folder):
     return report
 
 
-HABITS = {function.__name__: function for function in (lines, plain, other_run, latest, raising, hanging)}
+def around(folder):
+    """The newest checkpoint is saved to once more in a way that is left alone."""
+    progress, group = Progress(), dist.new_group()
+    for step in (1, 2, 3):
+        dcp.save(progress.at(step), checkpoint_id=folder / f"step-{step}")
+    dcp.save(progress.at(4), checkpoint_id=folder / "step-3", process_group=group)
+
+
+def going_back(folder):
+    """In the middle of training an older checkpoint is loaded again, and one that memory does not keep any more."""
+    progress, caught = Progress(), ""
+    for step in (1, 2, 3, 4):
+        dcp.save(progress.at(step), checkpoint_id=folder / f"step-{step}")
+    try:
+        loaded(folder / "step-2")
+    except Exception as error:
+        caught = f"{type(error).__name__}: {error}"
+    left = sorted(path.name for path in folder.iterdir())
+    resumed = loaded(folder / "step-3")
+    dcp.save(progress.at(5), checkpoint_id=folder / "step-5")
+    return {"caught": caught, "left": left, "resumed": resumed}
+
+
+def refused(folder):
+    """The disk refuses the newest checkpoint when the script ends."""
+    progress = Progress()
+    for step in (1, 2, 3):
+        dcp.save(progress.at(step), checkpoint_id=folder / f"step-{step}")
+    on_rank_0((folder / "step-3" / "__0_0.distcp").mkdir)
+
+
+def again(folder):
+    on_rank_0((folder / "step-3" / "__0_0.distcp").rmdir)
+    return {"resumed": loaded(folder / "step-3")}
+
+
+HABITS = {function.__name__: function for function in (
+    lines, plain, other_run, latest, raising, hanging, around, going_back, refused, again,
+)}  # fmt: skip
 
 
 def run(arguments):

@@ -94,6 +94,32 @@ def copy_one(steps):
     return {"step-2", "step-3", "best"}
 
 
+def copy_one_further_in(steps):
+    shutil.copytree(steps[2], steps[2].with_name("best") / "copy-2")
+    return {"step-2", "step-3", "copy-2"}
+
+
+def copy_one_outside(steps):
+    shutil.copytree(steps[2], steps[2].parents[1] / "best")
+    return {"step-2", "step-3", "best"}
+
+
+def copy_one_outside_and_further_in(steps):
+    shutil.copytree(steps[3], steps[2].parents[1] / "best" / "copy-3")
+    return {"step-2", "step-3", "copy-3"}
+
+
+def move_the_newest_outside(steps):
+    (steps[3].parents[1] / "kept").mkdir()
+    shutil.move(steps[3], steps[3].parents[1] / "kept" / "step-3")
+    return {"step-2", "step-3"}
+
+
+def overwrite_the_newest(steps):
+    durable(steps[3])
+    return {"step-2"}
+
+
 def link_an_older_one(steps):
     steps[2].with_name("best").symlink_to("step-2")
     return {"step-2", "step-3"}
@@ -110,6 +136,11 @@ def nothing(steps):
         (delete_the_newest, 4),
         (keep_an_older_one, 4),
         (copy_one, 4),
+        (copy_one_further_in, 4),
+        (copy_one_outside, 4),
+        (copy_one_outside_and_further_in, 4),
+        (move_the_newest_outside, 4),
+        (overwrite_the_newest, 4),
         (link_an_older_one, 4),
         (nothing, 3),
         (nothing, 2),
@@ -131,6 +162,28 @@ def test_what_is_in_memory_only_is_written_where_its_folder_is_and_all_later_sav
     assert Journal(SimpleNamespace(
         config=SimpleNamespace(base_container=line.journal._path.parents[3]), group=line.custody._group, local_rank=0
     )).turned  # fmt: skip
+
+
+def test_a_copy_over_an_older_copy_is_noticed(line, steps):
+    best = steps[1].with_name("best")
+    shutil.copytree(steps[1], best)
+    assert line.save(steps[4]) is True
+    shutil.copytree(steps[4], best, dirs_exist_ok=True)
+    assert line.save(steps[5]) is False and line.journal.turned
+    assert str(best) in line.flushed
+
+
+def test_a_folder_that_somebody_has_written_to_is_not_written_over_at_the_end(line, steps):
+    durable(steps[3])
+    assert line.custody.at_end() == {line.tokens[steps[2]]: [str(steps[2])]}
+
+
+def test_a_folder_that_somebody_has_written_to_is_not_taken_away_when_memory_is_lost(line, steps):
+    mark = marker.read(steps[3])
+    durable(steps[3])
+    retire(steps[2], marker.read(steps[2]), set())
+    assert mark is not None and marker.identity(steps[3]) is not None
+    assert not steps[2].exists()
 
 
 def test_a_durable_checkpoint_that_was_moved_is_not_called_protected(line, tmp_path):

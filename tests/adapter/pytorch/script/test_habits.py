@@ -93,3 +93,31 @@ def test_what_one_rank_raises_comes_out_at_once_and_a_rank_that_hangs_ends_memor
     if habit == "hanging":
         assert [on_disk(one.checkpoints / "slow" / f"step-{step}") for step in range(1, 6)] == [1, 2, 3, 4, 5]
         assert one.log.count("checkpoints are left to the script from now on") == 2
+
+
+def test_a_checkpoint_that_the_script_has_saved_to_in_its_own_way_is_not_written_over_at_the_end(job):
+    one = job()
+    one.start("--habit", "around", script=HABITS)
+    assert on_disk(one.checkpoints / "step-3") == 4
+    assert on_disk(one.checkpoints / "step-2") == 2
+
+
+def test_going_back_further_than_memory_does_takes_no_folder_away_and_names_what_can_be_loaded(job):
+    one = job(ranks=1)
+    (report,) = one.start("--habit", "going_back", script=HABITS)
+    assert report["caught"].startswith("NoVersionError")
+    assert "memory has the newest 2 checkpoints" in report["caught"]
+    assert str(one.checkpoints / "step-1") in report["caught"] and "DCP_MODE=augment" in report["caught"]
+    assert report["left"] == ["step-1", "step-2", "step-3", "step-4"]
+    assert report["resumed"] == 3
+    assert on_disk(one.checkpoints / "step-5") == 5
+
+
+def test_a_disk_that_refuses_the_newest_checkpoint_at_the_end_fails_the_job_which_goes_on_from_memory(job):
+    one = job()
+    one.start("--habit", "refused", script=HABITS, fails=True)
+    assert one.log.count("stays in memory only, and is found there if the same job starts again") == 1
+    assert "CheckpointException" in one.log
+    assert is_memory_only(one.checkpoints / "step-3")
+    assert [report["resumed"] for report in one.start("--habit", "again", script=HABITS)] == [3, 3]
+    assert on_disk(one.checkpoints / "step-3") == 3
