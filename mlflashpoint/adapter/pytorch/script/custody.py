@@ -178,6 +178,11 @@ class Custody:
         newest = self._newest()
         if newest is None:
             return {}
+        for saved in self._saved:
+            if saved.token and marker.identity(saved.path) is not None:
+                # The script's own checkpoint: nothing of ours stays in it.
+                self._release(saved.path)
+                (saved.path / marker.MARKER).unlink(missing_ok=True)
         return self._places() if self._strayed() else {newest.token: [str(newest.path)]}
 
     def _release(self, path: Path) -> None:
