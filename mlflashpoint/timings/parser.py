@@ -32,7 +32,7 @@ def parse(label: str, paths: Sequence[str], *, timers: Iterable[str] = (), skip_
     """
     _no_file_twice(paths)
     scans: list[tuple[str, LogScan]] = []
-    fingerprints: list[tuple[frozenset[object], bytes]] = []
+    told: list[_Told] = []
     sources, notes = [], []
     for path in paths:
         scan, splitter, digest = _scan(path, TimerChoice(timers))
@@ -42,13 +42,11 @@ def parse(label: str, paths: Sequence[str], *, timers: Iterable[str] = (), skip_
                 raise empty
             notes.append(f"{path}: {empty.message}")
             continue
-        fingerprint = frozenset(scan.fingerprint()), digest
-        for (other_path, other), others in zip(scans, fingerprints, strict=True):
+        told.append(_Told(path, scan, digest))
+        for (other_path, other), others in zip(scans, told, strict=False):
             _same_job(label, other_path, other.facts, path, scan.facts)
-            if not (scan.facts.runs and other.facts.runs and scan.facts.runs.isdisjoint(other.facts.runs)):
-                notes += _no_copy(other_path, others, path, fingerprint)
+            notes += others.repeats(told[-1])
         scans.append((path, scan))
-        fingerprints.append(fingerprint)
         sources.append(
             Source(path, splitter.lines, scan.samples, scan.duplicates, scan.torn, splitter.overlong, scan.collapsed)
         )
@@ -121,25 +119,46 @@ def _words(values: Iterable[object]) -> str:
     return ", ".join(sorted(map(str, values)))
 
 
-def _no_copy(
-    one_path: str, one: tuple[frozenset[object], bytes], other_path: str, other: tuple[frozenset[object], bytes]
-) -> list[str]:
-    """Refuses what is a copy for certain, and returns a note on what may be one."""
-    (mine, digest), (theirs, other_digest) = one, other
-    equal, least = digest == other_digest, min(len(mine), len(theirs))
-    repeated = least > 0 and (mine <= theirs or theirs <= mine)
-    # a few equal numbers can be chance, and so can equal files of times in steps of 10 ms
-    if repeated and (equal or least >= 3):
-        raise TimingsError(
-            f"every timing of one of {one_path} and {other_path} is in the other one too",
-            remedy="give one of the two: the same saves would count twice",
-        )
-    if repeated or equal:
-        return [
-            f"every timing of one of {one_path} and {other_path} is in the other one too: "
-            "if one is a copy of the other, its saves count twice"
-        ]
-    return []
+class _Told:
+    """What a log holds, to find out whether another one holds it too."""
+
+    def __init__(self, path: str, scan: LogScan, digest: bytes) -> None:
+        self.path = path
+        self._runs = scan.facts.runs
+        self._all = frozenset(scan.fingerprint())
+        self._series = scan.series()
+        self._digest = digest
+
+    def repeats(self, other: _Told) -> list[str]:
+        """Refuses what is in both logs for certain, and returns a note on what may be."""
+        if self._runs and other._runs and self._runs.isdisjoint(other._runs):
+            return []
+        equal, least = self._digest == other._digest, min(len(self._all), len(other._all))
+        repeated = least > 0 and (self._all <= other._all or other._all <= self._all)
+        # a few equal numbers can be chance, and so can equal files of times in steps of 10 ms
+        if repeated and (equal or least >= 3):
+            raise TimingsError(
+                f"every timing of one of {self.path} and {other.path} is in the other one too",
+                remedy="give one of the two: the same saves would count twice",
+            )
+        if repeated or equal:
+            return [
+                f"every timing of one of {self.path} and {other.path} is in the other one too: "
+                "if one is a copy of the other, its saves count twice"
+            ]
+        overlap = self._series.overlap(other._series)
+        if overlap.sure:
+            raise TimingsError(
+                f"{self.path} and {other.path} have {overlap.saves} saves in common, equal to the last digit",
+                remedy="they would count twice; if the logs are pieces of one run, join them: "
+                "'cat LOG LOG | mlflashpoint timings parse ... -' counts each save once",
+            )
+        if overlap.saves:
+            return [
+                f"{overlap.saves} of the saves in {self.path} and {other.path} are equal to the last digit: "
+                "if the logs are of one run, they count twice"
+            ]
+        return []
 
 
 def _together(label: str, scans: list[tuple[str, LogScan]], sources: tuple[Source, ...], notes: list[str]) -> TimingSet:

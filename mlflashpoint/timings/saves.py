@@ -38,6 +38,11 @@ class RankedSave:
     def ranks(self) -> set[int]:
         return {rank for rank, identity in enumerate(self.identities) if not math.isnan(identity)}
 
+    @property
+    def first_told(self) -> tuple[int, float]:
+        """The first rank and the identity of its line, by which the save is known in another log."""
+        return next((rank, value) for rank, value in enumerate(self.identities) if not math.isnan(value))
+
     def takes(self, record: RankRecord) -> bool | None:
         """Whether ``record`` belongs here (True), is here already (None), or belongs to another save (False)."""
         if record.rank >= len(self.identities) or math.isnan(self.identities[record.rank]):

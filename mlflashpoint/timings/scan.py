@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlflashpoint.timings import blocks, prefix, records
+from mlflashpoint.timings.overlap import Series, Told
 from mlflashpoint.timings.saves import RankedSaves, RowFilter
 from mlflashpoint.timings.steps import StepClock
 
@@ -149,6 +150,12 @@ class LogScan:
         for save in self.block_saves:
             if save.fine:
                 yield save.timer, save.values
+
+    def series(self) -> Series:
+        """The saves that another log can hold too; those in coarse steps can't be told apart."""
+        told = [(save.order, Told(save.timer, save.step, save.values)) for save in self.block_saves if save.fine]
+        told += [(save.order, Told(timer, save.step, save.first_told)) for timer, save in self.ranked.items()]
+        return Series([save for _, save in sorted(told, key=lambda pair: pair[0])])
 
     def feed(self, lines: Iterable[bytes]) -> None:
         """Take the next lines; those without any of ``WORDS`` can be left out."""
