@@ -102,9 +102,11 @@ class TimerBlocks:
     def feed(self, stream: str, text: str) -> Iterator[Row]:
         block = self._open.get(stream)
         if text[-1:] == ":" and (found := _HEADER.search(text)):
+            self._glued(block, text, found.start())
             yield from self._close(stream)
             self._header(stream, found[1])
         elif found := _ROW.search(text):
+            self._glued(block, text, found.start())
             numbers = tuple(float(number) for number in found.groups()[1:] if number)
             if block is None or numbers[0] > numbers[-1]:
                 self.torn += 1
@@ -114,6 +116,7 @@ class TimerBlocks:
         elif found := _RANK.search(text):
             yield from self._rank(block, stream, int(found[1]), float(found[2]))
         elif "time (" in text and (found := _FLAT.search(text)):
+            self._glued(block, text, found.start())
             if (scale := UNITS.get(found[1])) is None:
                 self.torn += 1
                 return
@@ -133,6 +136,17 @@ class TimerBlocks:
         for stream in list(self._open):
             yield from self._close(stream)
 
+    def _glued(self, block: _Block | None, text: str, start: int) -> None:
+        """A line has lost its end, and what was found begins at ``start`` behind it: what it told is left out."""
+        before = text[:start]
+        if (found := _ROW_TORN.search(before)) or ("time (" in before and (found := _FLAT_TORN.search(before))):
+            self._tear(found)
+        elif block is not None and "rank " in before and _RANK_TORN.search(before):
+            block.spoiled = True
+
+    def _tear(self, found: re.Match[str]) -> None:
+        self.torn += self._wanted(next(filter(None, found.groups())).rstrip(" ."))
+
     def _header(self, stream: str, unit: str) -> None:
         if (scale := UNITS.get(unit)) is None:
             self.torn += 1
@@ -144,7 +158,7 @@ class TimerBlocks:
     def _rest(self, block: _Block, stream: str, text: str) -> Iterator[Row]:
         """A line that holds no number: the name of a list, something torn, or another writer's."""
         if (found := _ROW_TORN.search(text)) or ("time (" in text and (found := _FLAT_TORN.search(text))):
-            self.torn += self._wanted(next(filter(None, found.groups())).rstrip(" ."))
+            self._tear(found)
         elif "rank " in text and _RANK_TORN.search(text):
             yield from self._next_list(block, stream, None)
             block.spoiled = True

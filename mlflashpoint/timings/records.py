@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 #: more ranks than any job has; a larger number was not a rank
@@ -16,13 +17,14 @@ _MARKER_CUT = re.compile(r"mlflashpoint (?:save|commit|observe)$")
 _DECODER = json.JSONDecoder()
 
 _NUMBER = r"\d{1,15}\.\d{3}"
+_NEMO_START = re.compile(r"Global Checkpoint (?:Save|Load) : Rank")
 _NEMO = re.compile(
     rf"Global Checkpoint (Save|Load) : Rank ?: (\d{{1,7}})(?: : Iteration: (\d{{1,15}}))? : "
-    rf"Start time ?: ({_NUMBER})s : (?:Save duration|Time spent in load_checkpoint): ({_NUMBER})s$"
+    rf"Start time ?: ({_NUMBER})s : (?:Save duration|Time spent in load_checkpoint): ({_NUMBER})s"
 )
-_NEMO_TORN = re.compile(r"Global Checkpoint (?:Save|Load) : Rank")
-_NEMO_RL_TORN = re.compile(r"(?:^|\s)• (\S{1,200}): -?(?:\d{1,12}\.|nan|inf)")
-_NEMO_RL = re.compile(r"(?:^|\s)• (\S{1,200}): (\d{1,12}\.\d\d)s(?: \(\d{1,6}\.\d%\))?$")
+_BULLET = "• "
+_NEMO_RL_TORN = re.compile(r"(\S{1,200}): -?(?:\d{1,12}\.|nan|inf)")
+_NEMO_RL = re.compile(r"(\S{1,200}): (\d{1,12}\.\d\d)s(?: \(\d{1,6}\.\d%\))?$")
 
 
 @dataclass(frozen=True)
@@ -51,64 +53,62 @@ class RankRecord:
     skipped: bool = False
 
 
-class TornRecordError(ValueError):
-    """A line has the marker of a record and does not hold one."""
+@dataclass(frozen=True)
+class Torn:
+    """What is in the place of a record that is not whole, or holds an impossible number.
 
-
-def own_record(text: str) -> RankRecord | Mapping[str, Any] | None:
-    """The record in ``text``, the announcement of ``mlflashpoint ab`` as a mapping, or None if there is neither.
-
-    Raises:
-        TornRecordError: there is the marker of one, and no complete record behind it.
+    Attributes:
+        timer: the timer that it was of, None if that was torn off.
     """
-    found = _MARKER.search(text)
-    if found is None:
-        if _MARKER_CUT.search(text):
-            raise TornRecordError("cut")
-        return None
-    kind = found[1]
-    try:
-        # a number of more than 4,300 digits is a ValueError too
-        fields, _ = _DECODER.raw_decode(text, found.end())
-        if not isinstance(fields, dict):
-            raise TypeError
-        return fields if kind == "ab" else _READERS[kind](fields)
-    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
-        raise TornRecordError(kind) from None
+
+    timer: str | None = None
 
 
-def nemo_record(text: str) -> RankRecord | None:
-    """NeMo's line about one ``dist_checkpointing.save`` or ``load`` on one rank, None if ``text`` is none.
-
-    Raises:
-        TornRecordError: it begins as one and is not whole, or holds impossible numbers.
-    """
-    found = _NEMO.search(text)
-    if found is None or int(found[2]) >= MAX_RANKS:
-        if _NEMO_TORN.search(text):
-            raise TornRecordError("Global Checkpoint")
-        return None
-    what, rank, iteration, start, duration = found.groups()
-    return RankRecord(
-        timer=f"global-checkpoint-{what.lower()}",
-        key=(iteration,),
-        rank=int(rank),
-        seconds=float(duration),
-        identity=float(start),
-        step=None if iteration is None else int(iteration),
-    )
+def own_records(text: str) -> Iterator[RankRecord | Mapping[str, Any] | Torn]:
+    """All records in ``text``, of which several can stand on one line; an announcement of ``ab`` is a mapping."""
+    place = 0
+    while found := _MARKER.search(text, place):
+        place = found.end()
+        try:
+            # a number of more than 4,300 digits is a ValueError too
+            fields, place = _DECODER.raw_decode(text, place)
+            if not isinstance(fields, dict):
+                raise TypeError
+            yield fields if found[1] == "ab" else _READERS[found[1]](fields)
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+            yield Torn()
+    if _MARKER_CUT.search(text, place):
+        yield Torn()
 
 
-def nemo_rl_row(text: str) -> tuple[str, float] | None:
-    """``(timer, seconds)`` of a row of NeMo RL's table of a step's times, None if ``text`` is none.
+def nemo_records(text: str) -> Iterator[RankRecord | Torn]:
+    """All of NeMo's reports in ``text`` on one ``dist_checkpointing.save`` or ``load`` of one rank."""
+    starts = [found.start() for found in _NEMO_START.finditer(text)]
+    for start, stop in pairwise([*starts, len(text)]):
+        found = _NEMO.match(text, start, stop)
+        # behind the last number of the line nothing may stand; behind another one stands the next report's beginning
+        if found is None or int(found[2]) >= MAX_RANKS or found.end() < stop == len(text):
+            yield Torn()
+            continue
+        what, rank, iteration, started, duration = found.groups()
+        yield RankRecord(
+            timer=f"global-checkpoint-{what.lower()}",
+            key=(iteration,),
+            rank=int(rank),
+            seconds=float(duration),
+            identity=float(started),
+            step=None if iteration is None else int(iteration),
+        )
 
-    Raises:
-        TornRecordError: it begins as one and is not whole, or holds an impossible number; its text is the timer.
-    """
-    found = _NEMO_RL.search(text)
-    if found is None and (torn := _NEMO_RL_TORN.search(text)):
-        raise TornRecordError(torn[1])
-    return None if found is None else (found[1], float(found[2]))
+
+def nemo_rl_rows(text: str) -> Iterator[tuple[str, float] | Torn]:
+    """``(timer, seconds)`` of every row of NeMo RL's table of a step's times in ``text``."""
+    for row in text.split(_BULLET)[1:]:
+        row = row.rstrip()
+        if found := _NEMO_RL.match(row):
+            yield found[1], float(found[2])
+        elif found := _NEMO_RL_TORN.match(row):
+            yield Torn(found[1])
 
 
 def _save(fields: Mapping[str, Any]) -> RankRecord:

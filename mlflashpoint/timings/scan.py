@@ -172,53 +172,48 @@ class LogScan:
         self._clock.feed(stream, text)
         for row in self._blocks.feed(stream, text):
             self._row(row, MEGATRON)
+        # several of these can stand on one line, if a line end was lost
         if "mlflashpoint " in text:
             self._own(text, repeated)
-        elif "Global Checkpoint " in text:
+        if "Global Checkpoint " in text:
             self._nemo(text)
-        elif "• " in text:
+        if "• " in text:
             self._nemo_rl(stream, text)
-        elif "number of parameters on " in text and (match := _PARAMETERS.search(text)):
+        if "number of parameters on " in text and (match := _PARAMETERS.search(text)):
             self.facts.parameters.add(int(match[1]))
-        elif "using world size" in text and (match := _WORLD_SIZE.search(text)):
+        if "using world size" in text and (match := _WORLD_SIZE.search(text)):
             self.facts.world_size.add(int(match[1]))
-        elif "uccessfully saved " in text:
+        if "uccessfully saved " in text:
             self.facts.saves_told += _SAVED.search(text) is not None
-        elif "successfully loaded checkpoint" in text and (match := _RESUMED.search(text)):
+        if "successfully loaded checkpoint" in text and (match := _RESUMED.search(text)):
             step = int(match[1])
             if self.facts.resumed_from[-1:] != [step]:
                 self.facts.resumed_from.append(step)
 
     def _nemo(self, text: str) -> None:
-        try:
-            record = records.nemo_record(text)
-        except records.TornRecordError:
-            self._torn_records += 1
-            return
-        if record is not None:
+        for record in records.nemo_records(text):
+            if isinstance(record, records.Torn):
+                self._torn_records += 1
+                continue
             self._record(record)
             self.facts.frameworks.add(NEMO)
 
     def _nemo_rl(self, stream: str, text: str) -> None:
-        try:
-            found = records.nemo_rl_row(text)
-        except records.TornRecordError as torn:
-            self._torn_records += self._choice(str(torn))
-            return
-        if found is not None:
-            self._row(blocks.Row(stream, found[0], (found[1],), self._clock.moment(stream)), NEMO_RL)
+        for row in records.nemo_rl_rows(text):
+            if isinstance(row, records.Torn):
+                self._torn_records += self._choice(row.timer or "")
+                continue
+            self._row(blocks.Row(stream, row[0], (row[1],), self._clock.moment(stream)), NEMO_RL)
 
     def _own(self, text: str, repeated: int) -> None:
-        try:
-            record = records.own_record(text)
-        except records.TornRecordError:
-            self._torn_records += 1
-            return
-        if isinstance(record, records.RankRecord):
-            self._record(record)
-            self.collapsed += repeated
-        elif isinstance(record, Mapping):
-            self._announcement(record)
+        for record in records.own_records(text):
+            if isinstance(record, records.Torn):
+                self._torn_records += 1
+            elif isinstance(record, records.RankRecord):
+                self._record(record)
+                self.collapsed += repeated
+            else:
+                self._announcement(record)
 
     def _announcement(self, fields: Mapping[str, Any]) -> None:
         if isinstance(arm := fields.get("arm"), str):

@@ -279,3 +279,25 @@ def test_a_foreign_name_with_two_blanks_in_front_is_told_at_least() -> None:
 
 def test_a_list_of_ranks_that_lost_its_indentation_is_read() -> None:
     assert found(scan("\n".join(line.strip() for line in _ALL.splitlines()))) == [("save-checkpoint", None, 30.0)]
+
+
+@pytest.mark.parametrize("gap", ["", " "])
+def test_a_row_that_lost_its_line_end_is_counted_whatever_follows(gap: str) -> None:
+    row = block(10, 12.5).rstrip("\n")
+    for follower in (block(20, 22.5), block(20, 22.5).split("\n", 1)[1], "time (ms) | save-checkpoint: 22.50\n"):
+        result = scan(row + gap + follower)
+        assert result.torn == 1
+        assert found(result) in ([], [("save-checkpoint", None, 22.5)])
+
+
+def test_a_list_whose_last_rank_lost_its_line_end_is_left_out_and_counted() -> None:
+    for follower in (block(20, 22.5, "load-checkpoint"), _ALL.replace("save-", "load-")):
+        result = scan(_ALL.replace("rank  2: 20.00", "rank  2: 99.00").rstrip("\n") + follower)
+        assert result.torn == 1
+        assert [timer for timer, _, _ in found(result)] == ["load-checkpoint"]
+
+
+def test_a_flat_row_that_lost_its_line_end_is_counted() -> None:
+    for gap in ("", " "):
+        result = scan(f"time (ms) | save-checkpoint: 12.50{gap}time (ms) | save-checkpoint: 22.50\n")
+        assert result.torn == 1

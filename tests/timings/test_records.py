@@ -160,3 +160,43 @@ def test_a_record_of_ours_is_counted_as_torn_wherever_it_was_cut() -> None:
     line = save_line(0, 3, 1.5).rstrip("\n")
     for length in range(line.index("save") + 4, len(line)):
         assert (found(scan(line[:length])), scan(line[:length]).torn) == ([], 1), line[:length]
+
+
+def _glued(*lines: str) -> str:
+    return "".join(line.rstrip("\n") for line in lines) + "\n"
+
+
+def test_of_two_records_on_one_line_both_are_read() -> None:
+    result = scan(_glued(save_line(0, 5, 10.0), save_line(1, 5, 12.0)))
+    assert (found(result), result.torn) == ([("flashpoint-save", 5, 12.0)], 0)
+
+
+def test_a_record_that_another_one_cut_in_two_is_torn_and_the_other_one_is_read() -> None:
+    first = save_line(0, 5, 10.0).rstrip("\n")
+    result = scan(first[:40] + save_line(1, 5, 12.0) + first[40:])
+    assert (found(result), result.torn) == ([("flashpoint-save", 5, 12.0)], 1)
+
+
+def test_of_two_of_nemos_lines_on_one_line_both_are_read() -> None:
+    lines = [_NEMO.format(rank=rank, step=3, start=100.0, seconds=0.35 - rank / 10) for rank in (0, 1)]
+    result = scan(_glued(*lines))
+    assert (found(result), result.torn) == ([("global-checkpoint-save", 3, 350.0)], 0)
+    assert [save.ranks for _, save in result.ranked.items()] == [{0, 1}]
+
+
+def test_a_line_of_nemo_that_another_one_cut_is_torn_and_the_other_one_is_read() -> None:
+    first, second = (_NEMO.format(rank=rank, step=3, start=100.0, seconds=0.25) for rank in (0, 1))
+    result = scan(_glued(first.rstrip("\n")[:-2], second))
+    assert (found(result), result.torn) == ([("global-checkpoint-save", 3, 250.0)], 1)
+    assert [save.ranks for _, save in result.ranked.items()] == [{1}]
+
+
+def test_records_of_two_kinds_on_one_line_are_both_read() -> None:
+    result = scan(_glued(save_line(0, 3, 10.0), _NEMO.format(rank=0, step=3, start=1.0, seconds=0.25)))
+    assert found(result) == [("flashpoint-save", 3, 10.0), ("global-checkpoint-save", 3, 250.0)]
+
+
+def test_of_two_rows_of_nemo_rl_on_one_line_both_are_read() -> None:
+    step = "========================= Step 2/10 =========================\n"
+    result = scan(step + "  • checkpointing: 1.25s (13.9%)  • load_checkpoint: 0.05s\n")
+    assert (found(result), result.torn) == ([("checkpointing", 2, 1250.0), ("load_checkpoint", None, 50.0)], 0)
