@@ -61,12 +61,14 @@ class Row:
         timer: its name in the log.
         values: seconds: ``(max,)``, ``(min, max)``, or one per rank that the block lists.
         moment: where in the log the row began.
+        ranks: number of ranks that the block lists, None if it lists none.
     """
 
     stream: str
     timer: str
     values: tuple[float, ...]
     moment: Moment
+    ranks: int | None = None
 
 
 @dataclass
@@ -214,7 +216,7 @@ class TimerBlocks:
             self.torn += 1
             return
         name, moment = block.timer
-        yield Row(stream, name, tuple(ranks[rank] for rank in sorted(ranks)), moment)
+        yield Row(stream, name, tuple(ranks[rank] for rank in sorted(ranks)), moment, len(ranks))
 
     def _close(self, stream: str) -> Iterator[Row]:
         block = self._open.pop(stream, None)

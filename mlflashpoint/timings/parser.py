@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from mlflashpoint.errors import TimingsError
 from mlflashpoint.timings.lines import LineSplitter, chunks
@@ -171,10 +172,18 @@ def _together(label: str, scans: list[tuple[str, LogScan]], sources: tuple[Sourc
             partner.ranked.absorb(scan.ranked)
             partner.block_saves += scan.block_saves
     timers: dict[str, list[Sample]] = {}
-    failed: dict[str, int] = {}
-    skipped: dict[str, int] = {}
+    failed: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
+    partial: Counter[str] = Counter()
+    world_sizes = {size for _, scan in scans for size in scan.facts.world_size}
     for number, run in enumerate(runs):
+        listed: Counter[str] = Counter()
         for block in run.block_saves:
+            listed[block.timer] = max(listed[block.timer], block.ranks or 0)
+        for block in run.block_saves:
+            if block.ranks is not None and block.ranks < listed[block.timer]:
+                partial[block.timer] += 1
+                continue
             sample = Sample(
                 round(block.seconds, 9),
                 number,
@@ -183,14 +192,18 @@ def _together(label: str, scans: list[tuple[str, LogScan]], sources: tuple[Sourc
                 None if block.least is None else round(block.least, 9),
             )
             timers.setdefault(block.timer, []).append(sample)
-        for timer, save in run.ranked.items():
-            if save.skipped or not save.ok:
-                into = skipped if save.skipped else failed
-                into[timer] = into.get(timer, 0) + 1
+        for timer, save, whole in run.ranked.whole(world_sizes):
+            if save.skipped or not save.ok or not whole:
+                (skipped if save.skipped else partial if save.ok else failed)[timer] += 1
                 continue
             sample = Sample(round(save.seconds, 9), number, save.order, save.step, ranks=len(save.ranks))
             timers.setdefault(timer, []).append(sample)
     if not timers:
+        if partial:
+            raise TimingsError(
+                f"of no save of {label!r} the maximum across ranks is known",
+                remedy="each log lacks timings of some ranks, or holds torn ones: give the logs of all ranks, whole",
+            )
         raise TimingsError(
             f"no save of {label!r} went well on all ranks", remedy='the log says why: look for "ok": false'
         )
@@ -208,11 +221,13 @@ def _together(label: str, scans: list[tuple[str, LogScan]], sources: tuple[Sourc
         failed=failed,
         skipped=skipped,
         sources=sources,
-        notes=(*notes, *_notes(scans, failed, skipped)),
+        notes=(*notes, *_notes(scans, failed, skipped, partial)),
     )
 
 
-def _notes(scans: list[tuple[str, LogScan]], failed: dict[str, int], skipped: dict[str, int]) -> list[str]:
+def _notes(
+    scans: list[tuple[str, LogScan]], failed: Mapping[str, int], skipped: Mapping[str, int], partial: Mapping[str, int]
+) -> list[str]:
     notes = []
     for path, scan in scans:
         if scan.collapsed:
@@ -226,4 +241,9 @@ def _notes(scans: list[tuple[str, LogScan]], failed: dict[str, int], skipped: di
             notes.append(f"{path}: the job resumed from a checkpoint of step {step}")
     notes += [f"{timer}: {count} saves failed on some rank and are left out" for timer, count in failed.items()]
     notes += [f"{timer}: {count} saves were skipped and are left out" for timer, count in skipped.items()]
+    notes += [
+        f"{timer}: {count} saves are left out: a rank's timing of them is torn or missing, "
+        "so their maximum across ranks is not known"
+        for timer, count in partial.items()
+    ]
     return notes

@@ -13,7 +13,10 @@ from typing import Any
 MAX_RANKS = 1 << 17
 
 _MARKER = re.compile(r"mlflashpoint (save|commit|observe|ab) (?=\{)")
-_MARKER_CUT = re.compile(r"mlflashpoint (?:save|commit|observe)$")
+_MARKER_CUT = re.compile(r"mlflashpoint (save|commit|observe)$")
+_REMAINS = re.compile(r'"rank": (\d{1,7})[,}]')
+#: what the names of the timers of a kind of record begin with
+_FAMILIES = {"save": "flashpoint-save", "commit": "flashpoint-commit", "observe": "observed-"}
 _DECODER = json.JSONDecoder()
 
 _NUMBER = r"\d{1,15}\.\d{3}"
@@ -22,6 +25,7 @@ _NEMO = re.compile(
     rf"Global Checkpoint (Save|Load) : Rank ?: (\d{{1,7}})(?: : Iteration: (\d{{1,15}}))? : "
     rf"Start time ?: ({_NUMBER})s : (?:Save duration|Time spent in load_checkpoint): ({_NUMBER})s"
 )
+_NEMO_REMAINS = re.compile(r"Global Checkpoint (Save|Load) : Rank ?: (\d{1,7})(?: : Iteration: (\d{1,15}))? : Start")
 _BULLET = "• "
 _NEMO_RL_TORN = re.compile(r"(\S{1,200}): -?(?:\d{1,12}\.|nan|inf)")
 _NEMO_RL = re.compile(r"(\S{1,200}): (\d{1,12}\.\d\d)s(?: \(\d{1,6}\.\d%\))?$")
@@ -37,10 +41,11 @@ class RankRecord:
             two checkpoints of one step): its nth record belongs to the nth of them.
         rank: global rank within the group that saves, below ``MAX_RANKS``.
         seconds: how long this rank was blocked (for ``flashpoint-commit``: busy in the background).
-        identity: equal only for the same line seen again.
+        identity: equal only for the same line seen again; finite.
         step: training step, None if the line does not tell.
         ok: whether the save went well on this rank.
         skipped: whether it was left out, because no memory slot was free or the step was stored already.
+        incarnation: start of the job that it comes from, 0 if the line does not tell.
     """
 
     timer: str
@@ -51,6 +56,7 @@ class RankRecord:
     step: int | None
     ok: bool = True
     skipped: bool = False
+    incarnation: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,10 +64,14 @@ class Torn:
     """What is in the place of a record that is not whole, or holds an impossible number.
 
     Attributes:
-        timer: the timer that it was of, None if that was torn off.
+        timer: the timer that it was of, or what the names of such timers begin with.
+        key: the save that it was of, as in ``RankRecord``, None if that was torn off.
+        rank: its rank, None if that was torn off.
     """
 
-    timer: str | None = None
+    timer: str
+    key: tuple[object, ...] | None = None
+    rank: int | None = None
 
 
 def own_records(text: str) -> Iterator[RankRecord | Mapping[str, Any] | Torn]:
@@ -69,6 +79,7 @@ def own_records(text: str) -> Iterator[RankRecord | Mapping[str, Any] | Torn]:
     place = 0
     while found := _MARKER.search(text, place):
         place = found.end()
+        fields: object = None
         try:
             # a number of more than 4,300 digits is a ValueError too
             fields, place = _DECODER.raw_decode(text, place)
@@ -76,9 +87,10 @@ def own_records(text: str) -> Iterator[RankRecord | Mapping[str, Any] | Torn]:
                 raise TypeError
             yield fields if found[1] == "ab" else _READERS[found[1]](fields)
         except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
-            yield Torn()
-    if _MARKER_CUT.search(text, place):
-        yield Torn()
+            if found[1] != "ab":
+                yield _torn(found[1], fields if isinstance(fields, dict) else _remains(text, place))
+    if cut := _MARKER_CUT.search(text, place):
+        yield Torn(_FAMILIES[cut[1]])
 
 
 def nemo_records(text: str) -> Iterator[RankRecord | Torn]:
@@ -88,7 +100,7 @@ def nemo_records(text: str) -> Iterator[RankRecord | Torn]:
         found = _NEMO.match(text, start, stop)
         # behind the last number of the line nothing may stand; behind another one stands the next report's beginning
         if found is None or int(found[2]) >= MAX_RANKS or found.end() < stop == len(text):
-            yield Torn()
+            yield _torn_nemo(text[start:stop])
             continue
         what, rank, iteration, started, duration = found.groups()
         yield RankRecord(
@@ -111,6 +123,35 @@ def nemo_rl_rows(text: str) -> Iterator[tuple[str, float] | Torn]:
             yield Torn(found[1])
 
 
+def _torn(kind: str, fields: Mapping[str, Any]) -> Torn:
+    """What a record of ours tells although it is not whole."""
+    try:
+        # the time does not matter
+        whole = _READERS[kind]({**fields, "blocking_ms": 0, "commit_ms": 0, "rank": 0})
+    except (ValueError, KeyError, TypeError):
+        timer, key = _FAMILIES[kind], None
+    else:
+        timer, key = whole.timer, whole.key
+    try:
+        return Torn(timer, key, _rank(fields))
+    except (ValueError, KeyError):
+        return Torn(timer, key)
+
+
+def _remains(text: str, place: int) -> dict[str, int]:
+    """What can be read of a record that begins at ``place`` and has no end, up to the next one."""
+    following = _MARKER.search(text, place)
+    found = _REMAINS.search(text, place, following.start() if following else len(text))
+    return {"rank": int(found[1])} if found else {}
+
+
+def _torn_nemo(text: str) -> Torn:
+    found = _NEMO_REMAINS.match(text)
+    if found is None or int(found[2]) >= MAX_RANKS:
+        return Torn("global-checkpoint-")
+    return Torn(f"global-checkpoint-{found[1].lower()}", (found[3],), int(found[2]))
+
+
 def _save(fields: Mapping[str, Any]) -> RankRecord:
     # the incarnation is no part of the key: a rank's first line can come before it knows the number
     step, seq, group, seconds = _count(fields, "step"), _count(fields, "seq"), fields["group"], _seconds(fields)
@@ -125,6 +166,7 @@ def _save(fields: Mapping[str, Any]) -> RankRecord:
         step=step,
         ok=fields["ok"],
         skipped=bool(fields.get("skipped", False)),
+        incarnation=incarnation if type(incarnation := fields.get("incarnation")) is int else 0,
     )
 
 

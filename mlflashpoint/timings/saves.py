@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from mlflashpoint.timings.blocks import Row
-from mlflashpoint.timings.records import RankRecord
+from mlflashpoint.timings.records import RankRecord, Torn
 
 #: how far one copy of a log's lines may lag behind another, in saves of one timer
 _LAG = 64
+#: stands for the record of a rank that was torn; no record has it as its identity
+_TORN = math.inf
 
 
 @dataclass
@@ -25,49 +27,65 @@ class RankedSave:
         ok: every rank seen said that it went well.
         skipped: some rank left it out.
         order: place of its first line in the log.
+        attempt: start of the job that it belongs to, from 0.
+        doubtful: a torn record, whose rank can't be read, may have been of this save.
+        told: a rank has told of it; one that only torn records tell of is no save.
     """
 
     step: int | None
     order: int
+    attempt: int = 0
     seconds: float = 0.0
     ok: bool = True
     skipped: bool = False
+    doubtful: bool = False
+    told: bool = False
     identities: array[float] = field(default_factory=lambda: array("d"))
 
     @property
     def ranks(self) -> set[int]:
-        return {rank for rank, identity in enumerate(self.identities) if not math.isnan(identity)}
+        """Ranks whose record is here."""
+        return {rank for rank, identity in enumerate(self.identities) if math.isfinite(identity)}
+
+    @property
+    def torn(self) -> set[int]:
+        """Ranks whose record was torn."""
+        return {rank for rank, identity in enumerate(self.identities) if identity == _TORN}
 
     @property
     def first_told(self) -> tuple[int, float]:
         """The first rank and the identity of its line, by which the save is known in another log."""
-        return next((rank, value) for rank, value in enumerate(self.identities) if not math.isnan(value))
+        return next((rank, value) for rank, value in enumerate(self.identities) if math.isfinite(value))
 
-    def takes(self, record: RankRecord) -> bool | None:
-        """Whether ``record`` belongs here (True), is here already (None), or belongs to another save (False)."""
-        if record.rank >= len(self.identities) or math.isnan(self.identities[record.rank]):
+    def takes(self, rank: int, identity: float) -> bool | None:
+        """Whether a rank's record belongs here (True), is here already (None), or is of another save (False)."""
+        if rank >= len(self.identities) or math.isnan(self.identities[rank]):
             return True
-        return None if self.identities[record.rank] == record.identity else False
+        return None if self.identities[rank] == identity else False
 
-    def add(self, record: RankRecord) -> None:
-        missing = record.rank + 1 - len(self.identities)
+    def put(self, rank: int, identity: float) -> None:
+        missing = rank + 1 - len(self.identities)
         if missing > 0:
             self.identities.extend([math.nan] * missing)
-        self.identities[record.rank] = record.identity
+        self.identities[rank] = identity
+
+    def add(self, record: RankRecord) -> None:
+        self.put(record.rank, record.identity)
         self.seconds = max(self.seconds, record.seconds)
+        self.step = record.step
         self.ok = self.ok and record.ok
         self.skipped = self.skipped or record.skipped
+        self.told = True
 
     def absorb(self, other: RankedSave) -> None:
         """Take over the ranks that another file of the same run holds."""
-        longer = max(len(self.identities), len(other.identities))
-        for save in (self, other):
-            save.identities.extend([math.nan] * (longer - len(save.identities)))
         for rank, identity in enumerate(other.identities):
-            if not math.isnan(identity):
-                self.identities[rank] = identity
+            if not math.isnan(identity) and self.takes(rank, identity):
+                self.put(rank, identity)
         self.seconds = max(self.seconds, other.seconds)
+        self.step = other.step if self.step is None else self.step
         self.ok, self.skipped = self.ok and other.ok, self.skipped or other.skipped
+        self.doubtful, self.told = self.doubtful or other.doubtful, self.told or other.told
 
 
 class RankedSaves:
@@ -80,27 +98,90 @@ class RankedSaves:
     def __init__(self) -> None:
         self.duplicates = 0
         self._saves: dict[tuple[str, tuple[object, ...]], list[RankedSave]] = {}
+        #: the save of each timer that was told of last, the newest at the end
+        self._newest: dict[str, RankedSave] = {}
+        #: ranks by timer whose record was torn, of whatever save
+        self._torn_ranks: dict[str, set[int]] = {}
+        #: what the timers' names begin with, and how many torn records of unknown ranks there were
+        self._nameless: Counter[str] = Counter()
+        self._doubts: set[str] = set()
 
-    def add(self, record: RankRecord, order: int) -> bool:
-        """Returns whether the record begins a save that no rank has told of before."""
+    def add(self, record: RankRecord, order: int, attempt: int = 0) -> RankedSave | None:
+        """Returns the save that the record belongs to; None if it was seen before."""
         saves = self._saves.setdefault((record.timer, record.key), [])
-        for save in saves:
-            takes = save.takes(record)
-            if takes is None:
-                self.duplicates += 1
-                return False
-            if takes:
-                save.add(record)
-                return False
-        save = RankedSave(record.step, order)
+        save = self._place(saves, record.rank, record.identity)
+        if save is None:
+            self.duplicates += 1
+            return None
+        if not save.told:
+            save.order, save.attempt = order, attempt
         save.add(record)
-        saves.append(save)
-        return True
+        self._newest.pop(record.timer, None)
+        self._newest[record.timer] = save
+        for family in [family for family in self._doubts if record.timer.startswith(family)]:
+            save.doubtful = True
+            self._doubts.remove(family)
+        return save
+
+    def tear(self, torn: Torn) -> None:
+        """A record is not whole: the save that it was of has no maximum that is known."""
+        if torn.rank is not None:
+            if torn.key is None:
+                self._torn_ranks.setdefault(torn.timer, set()).add(torn.rank)
+            elif save := self._place(self._saves.setdefault((torn.timer, torn.key), []), torn.rank, _TORN):
+                save.put(torn.rank, _TORN)
+            return
+        self._nameless[torn.timer] += 1
+        if torn.key is not None:
+            saves = self._saves.setdefault((torn.timer, torn.key), [])
+            saves[-1:] = saves[-1:] or [RankedSave(None, 0)]
+            saves[-1].doubtful = True
+            return
+        # it stood between two records: it was of the save of either
+        for timer in reversed(self._newest):
+            if timer.startswith(torn.timer):
+                self._newest[timer].doubtful = True
+                break
+        self._doubts.add(torn.timer)
+
+    def whole(self, world_sizes: Collection[int]) -> Iterator[tuple[str, RankedSave, bool]]:
+        """Every save, and whether it is known from all ranks that tell of saves of its timer at all.
+
+        Args:
+            world_sizes: numbers of ranks that the log names.
+        """
+        groups: dict[tuple[str, int], list[tuple[RankedSave, set[int]]]] = {}
+        for timer, save in self.items():
+            groups.setdefault((timer, save.attempt), []).append((save, save.ranks))
+        for (timer, _), saves in groups.items():
+            everyone = set[int]().union(*(ranks | save.torn for save, ranks in saves), self._lost_ranks(timer))
+            missing = sum(len(everyone) - len(ranks) for _, ranks in saves)
+            nameless = sum(count for family, count in self._nameless.items() if timer.startswith(family))
+            # torn records of unknown ranks can be of a rank that is never seen, unless
+            certain = (
+                missing >= nameless  # they are those that are missing anyway
+                or len(everyone) == 1  # the log is one rank's
+                or len(everyone) in world_sizes  # there is no further rank
+                # other saves have no more ranks
+                or any(not save.doubtful and ranks == everyone for save, ranks in saves)
+            )
+            for save, ranks in saves:
+                yield timer, save, ranks == everyone and (certain or not save.doubtful)
+
+    def _lost_ranks(self, timer: str) -> set[int]:
+        """Ranks of which nothing but torn records is there, which may have been of ``timer``."""
+        lost = set[int]()
+        for family, ranks in self._torn_ranks.items():
+            if timer.startswith(family):
+                seen = (save.ranks for other, save in self.items() if other.startswith(family))
+                lost |= ranks.difference(*seen)
+        return lost
 
     def items(self) -> Iterator[tuple[str, RankedSave]]:
         for (timer, _), saves in self._saves.items():
             for save in saves:
-                yield timer, save
+                if save.told:
+                    yield timer, save
 
     def completes(self, other: RankedSaves) -> bool:
         """Whether both hold ranks of the same run: common saves, and no rank twice in any of them."""
@@ -119,6 +200,9 @@ class RankedSaves:
                     mine[index].absorb(save)
                 else:
                     mine.append(save)
+        for timer, ranks in other._torn_ranks.items():
+            self._torn_ranks.setdefault(timer, set()).update(ranks)
+        self._nameless += other._nameless
 
     def identities(self) -> Iterator[object]:
         """One value per line that was kept, equal for the same line of another file."""
@@ -126,6 +210,17 @@ class RankedSaves:
             for save in saves:
                 for rank in save.ranks:
                     yield (*key, rank, save.identities[rank])
+
+    def _place(self, saves: list[RankedSave], rank: int, identity: float) -> RankedSave | None:
+        """Which of the ``saves`` of one key a rank's record belongs to; None if it is there already."""
+        for save in saves:
+            takes = save.takes(rank, identity)
+            if takes is None:
+                return None
+            if takes:
+                return save
+        saves.append(RankedSave(None, 0))
+        return saves[-1]
 
 
 @dataclass

@@ -58,6 +58,7 @@ class BlockSave:
         seconds: maximum across ranks.
         least: minimum across ranks, None if the log does not tell.
         values: all numbers of it, in seconds.
+        ranks: number of ranks that it lists, None if it lists none.
         fine: whether they are exact enough to tell two saves apart.
     """
 
@@ -68,6 +69,7 @@ class BlockSave:
     least: float | None
     values: tuple[float, ...]
     fine: bool
+    ranks: int | None = None
 
 
 @dataclass
@@ -193,7 +195,7 @@ class LogScan:
     def _nemo(self, text: str) -> None:
         for record in records.nemo_records(text):
             if isinstance(record, records.Torn):
-                self._torn_records += 1
+                self._torn(record)
                 continue
             self._record(record)
             self.facts.frameworks.add(NEMO)
@@ -201,14 +203,14 @@ class LogScan:
     def _nemo_rl(self, stream: str, text: str) -> None:
         for row in records.nemo_rl_rows(text):
             if isinstance(row, records.Torn):
-                self._torn_records += self._choice(row.timer or "")
+                self._torn_records += self._choice(row.timer)
                 continue
             self._row(blocks.Row(stream, row[0], (row[1],), self._clock.moment(stream)), NEMO_RL)
 
     def _own(self, text: str, repeated: int) -> None:
         for record in records.own_records(text):
             if isinstance(record, records.Torn):
-                self._torn_records += 1
+                self._torn(record)
             elif isinstance(record, records.RankRecord):
                 self._record(record)
                 self.collapsed += repeated
@@ -222,8 +224,14 @@ class LogScan:
             self.facts.runs.add(run)
 
     def _record(self, record: records.RankRecord) -> None:
-        self._order += self.ranked.add(record, self._order)
+        save = self.ranked.add(record, self._order)
+        if save is not None and save.order == self._order:
+            self._order += 1
         self.last = record.timer, record.seconds
+
+    def _torn(self, record: records.Torn) -> None:
+        self._torn_records += 1
+        self.ranked.tear(record)
 
     def _row(self, row: blocks.Row, framework: str) -> None:
         self.facts.frameworks.add(framework)
@@ -234,7 +242,8 @@ class LogScan:
         if framework == MEGATRON and self._filter.is_known(row, step):
             return
         least = None if len(row.values) == 1 else min(row.values)
-        sample = BlockSave(row.timer, step, self._order, max(row.values), least, row.values, framework == MEGATRON)
+        fine = framework == MEGATRON
+        sample = BlockSave(row.timer, step, self._order, max(row.values), least, row.values, fine, row.ranks)
         self.block_saves.append(sample)
         self.last = sample.timer, sample.seconds
         self._order += 1
