@@ -80,6 +80,9 @@ def _no_timings(path: str, scan: LogScan, lines: int, several: bool) -> TimingsE
     if scan.facts.resumed_from:
         message += f"; the job resumed from step {scan.facts.resumed_from[-1]}"
         remedy = "start each run from the same point, with a save folder of its own"
+    elif scan.choice.refused:
+        message += f" of a timer that matches {_words(map(repr, scan.choice.patterns))}"
+        remedy = f"name one of those that it has: {_words(scan.choice.refused)}"
     elif scan.facts.saves_told:
         message += f"; the log tells of {scan.facts.saves_told} saves, but not how long they took"
         remedy = "set logger.logging_level to 20 (INFO) and logger.timing_log_level to 0 or more"

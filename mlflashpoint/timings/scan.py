@@ -46,6 +46,9 @@ _WORLD_SIZE = re.compile(r"using world size: (\d{1,9}),")
 _SAVED = re.compile(r"successfully saved (?:local )?checkpoint from iteration", re.IGNORECASE)
 _RESUMED = re.compile(r"successfully loaded checkpoint from .* at iteration (\d{1,15})$")
 
+#: names of timers that fit into a message
+_MOST_REFUSED = 20
+
 #: framework -> what its logs are recognised by
 MEGATRON, NEMO, NEMO_RL = "Megatron", "NeMo", "NeMo RL"
 
@@ -100,14 +103,22 @@ class TimerChoice:
 
     Args:
         patterns: shell patterns of timer names; empty for the checkpoint timers.
+
+    Attributes:
+        patterns: the same.
+        refused: timers that match none of them, as many as can be told.
     """
 
     def __init__(self, patterns: Iterable[str] = ()) -> None:
-        self._patterns = tuple(patterns)
+        self.patterns = tuple(patterns)
+        self.refused: set[str] = set()
 
     def __call__(self, timer: str) -> bool:
-        if self._patterns:
-            return any(fnmatch.fnmatchcase(timer, pattern) for pattern in self._patterns)
+        if self.patterns:
+            matches = any(fnmatch.fnmatchcase(timer, pattern) for pattern in self.patterns)
+            if not matches and len(self.refused) < _MOST_REFUSED:
+                self.refused.add(timer)
+            return matches
         lowered = timer.lower()
         return "checkpoint" in lowered or "ckpt" in lowered
 
@@ -118,6 +129,7 @@ class LogScan:
     Attributes:
         collapsed: our save records that Ray left out of the log.
         last: timer and seconds of the line that was understood last.
+        choice: which timers are kept.
     """
 
     def __init__(self, choice: TimerChoice | None = None) -> None:
@@ -125,9 +137,9 @@ class LogScan:
         self.facts = JobFacts()
         self.ranked = RankedSaves()
         self.block_saves: list[BlockSave] = []
-        self._choice = choice or TimerChoice()
+        self.choice = choice or TimerChoice()
         self._clock = StepClock()
-        self._blocks = blocks.TimerBlocks(self._clock, self._choice)
+        self._blocks = blocks.TimerBlocks(self._clock, self.choice)
         self._filter = RowFilter()
         self.last: tuple[str, float] | None = None
         self._torn_records = 0
@@ -203,7 +215,7 @@ class LogScan:
     def _nemo_rl(self, stream: str, text: str) -> None:
         for row in records.nemo_rl_rows(text):
             if isinstance(row, records.Torn):
-                self._torn_records += self._choice(row.timer)
+                self._torn_records += self.choice(row.timer)
                 continue
             self._row(blocks.Row(stream, row[0], (row[1],), self._clock.moment(stream)), NEMO_RL)
 
@@ -235,7 +247,7 @@ class LogScan:
 
     def _row(self, row: blocks.Row, framework: str) -> None:
         self.facts.frameworks.add(framework)
-        if not self._choice(row.timer) or self._filter.is_copy(row):
+        if not self.choice(row.timer) or self._filter.is_copy(row):
             return
         saves = "load" not in row.timer
         step = self._clock.step_of_save(row.moment) if saves else None

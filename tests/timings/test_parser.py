@@ -239,3 +239,14 @@ def test_equal_coarse_times_of_two_runs_are_noted_only_if_the_logs_are_equal(tmp
     assert len(timings.timers["checkpointing"]) == 2
     assert any("if one is a copy of the other" in note for note in timings.notes)
     assert parsed(tmp_path, "x", [table, "other\n" + table]).notes == ()
+
+
+@pytest.mark.parametrize("pattern", ["nosuch*", "", "["])
+def test_a_pattern_that_matches_no_timer_is_told_with_the_timers_that_there_are(tmp_path: Path, pattern: str) -> None:
+    path = tmp_path / "a.log"
+    path.write_text("  successfully saved checkpoint from iteration 5\n" + _run(10) + block(1, 2, "evaluate"))
+    with pytest.raises(
+        TimingsError, match=r"of a timer that matches '.*those that it has: evaluate, save-checkpoint"
+    ) as error:
+        parse("x", [str(path)], timers=[pattern])
+    assert "logging_level" not in str(error.value)
