@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from mlflashpoint.errors import TimingsError
+from mlflashpoint.timings.copies import ToldSaves
 from mlflashpoint.timings.lines import LineSplitter, chunks
+from mlflashpoint.timings.runs import Lost, run_samples
 from mlflashpoint.timings.samples import Sample, Source, TimingSet
 from mlflashpoint.timings.scan import WORDS, JobFacts, LogScan, TimerChoice
 
@@ -33,7 +35,7 @@ def parse(label: str, paths: Sequence[str], *, timers: Iterable[str] = (), skip_
     """
     _no_file_twice(paths)
     scans: list[tuple[str, LogScan]] = []
-    told: list[_Told] = []
+    told: list[ToldSaves] = []
     sources, notes = [], []
     for path in paths:
         scan, splitter, digest = _scan(path, TimerChoice(timers))
@@ -43,7 +45,7 @@ def parse(label: str, paths: Sequence[str], *, timers: Iterable[str] = (), skip_
                 raise empty
             notes.append(f"{path}: {empty.message}")
             continue
-        told.append(_Told(path, scan, digest))
+        told.append(ToldSaves(path, scan, digest))
         for (other_path, other), others in zip(scans, told, strict=False):
             _same_job(label, other_path, other.facts, path, scan.facts)
             notes += others.repeats(told[-1])
@@ -123,86 +125,30 @@ def _words(values: Iterable[object]) -> str:
     return ", ".join(sorted(map(str, values)))
 
 
-class _Told:
-    """What a log holds, to find out whether another one holds it too."""
-
-    def __init__(self, path: str, scan: LogScan, digest: bytes) -> None:
-        self.path = path
-        self._runs = scan.facts.runs
-        self._all = frozenset(scan.fingerprint())
-        self._series = scan.series()
-        self._digest = digest
-
-    def repeats(self, other: _Told) -> list[str]:
-        """Refuses what is in both logs for certain, and returns a note on what may be."""
-        if self._runs and other._runs and self._runs.isdisjoint(other._runs):
-            return []
-        equal, least = self._digest == other._digest, min(len(self._all), len(other._all))
-        repeated = least > 0 and (self._all <= other._all or other._all <= self._all)
-        # a few equal numbers can be chance, and so can equal files of times in steps of 10 ms
-        if repeated and (equal or least >= 3):
-            raise TimingsError(
-                f"every timing of one of {self.path} and {other.path} is in the other one too",
-                remedy="give one of the two: the same saves would count twice",
-            )
-        if repeated or equal:
-            return [
-                f"every timing of one of {self.path} and {other.path} is in the other one too: "
-                "if one is a copy of the other, its saves count twice"
-            ]
-        overlap = self._series.overlap(other._series)
-        if overlap.sure:
-            raise TimingsError(
-                f"{self.path} and {other.path} have {overlap.saves} saves in common, equal to the last digit",
-                remedy="they would count twice; if the logs are pieces of one run, join them: "
-                "'cat LOG LOG | mlflashpoint timings parse ... -' counts each save once",
-            )
-        if overlap.saves:
-            return [
-                f"{overlap.saves} of the saves in {self.path} and {other.path} are equal to the last digit: "
-                "if the logs are of one run, they count twice"
-            ]
-        return []
-
-
 def _together(label: str, scans: list[tuple[str, LogScan]], sources: tuple[Source, ...], notes: list[str]) -> TimingSet:
-    runs: list[LogScan] = []
-    for _, scan in scans:
-        partner = next((run for run in runs if run.ranked.completes(scan.ranked)), None)
+    runs: list[tuple[str, LogScan]] = []
+    for path, scan in scans:
+        partner = next((run for _, run in runs if run.ranked.completes(scan.ranked)), None)
         if partner is None:
-            runs.append(scan)
+            runs.append((path, scan))
         else:
             partner.ranked.absorb(scan.ranked)
             partner.block_saves += scan.block_saves
     timers: dict[str, list[Sample]] = {}
-    failed: Counter[str] = Counter()
-    skipped: Counter[str] = Counter()
-    partial: Counter[str] = Counter()
-    world_sizes = {size for _, scan in scans for size in scan.facts.world_size}
-    for number, run in enumerate(runs):
-        listed: Counter[str] = Counter()
-        for block in run.block_saves:
-            listed[block.timer] = max(listed[block.timer], block.ranks or 0)
-        for block in run.block_saves:
-            if block.ranks is not None and block.ranks < listed[block.timer]:
-                partial[block.timer] += 1
-                continue
-            sample = Sample(
-                round(block.seconds, 9),
-                number,
-                block.order,
-                block.step,
-                None if block.least is None else round(block.least, 9),
+    lost = Lost()
+    first = 0
+    for path, run in runs:
+        found = run_samples(run, {size for _, scan in scans for size in scan.facts.world_size}, lost)
+        attempts = sorted({sample.run for _, sample in found})
+        if len(attempts) > 1:
+            notes.append(
+                f"{path}: the job started over; each of its {len(attempts)} starts with saves is a run of its own"
             )
-            timers.setdefault(block.timer, []).append(sample)
-        for timer, save, whole in run.ranked.whole(world_sizes):
-            if save.skipped or not save.ok or not whole:
-                (skipped if save.skipped else partial if save.ok else failed)[timer] += 1
-                continue
-            sample = Sample(round(save.seconds, 9), number, save.order, save.step, ranks=len(save.ranks))
-            timers.setdefault(timer, []).append(sample)
+        for timer, sample in found:
+            timers.setdefault(timer, []).append(replace(sample, run=first + attempts.index(sample.run)))
+        first += max(1, len(attempts))
     if not timers:
-        if partial:
+        if lost.partial:
             raise TimingsError(
                 f"of no save of {label!r} the maximum across ranks is known",
                 remedy="each log lacks timings of some ranks, or holds torn ones: give the logs of all ranks, whole",
@@ -221,16 +167,14 @@ def _together(label: str, scans: list[tuple[str, LogScan]], sources: tuple[Sourc
             "parameters": sorted({count for fact in facts for count in fact.parameters}),
             "world_size": sorted({size for fact in facts for size in fact.world_size}),
         },
-        failed=failed,
-        skipped=skipped,
+        failed=lost.failed,
+        skipped=lost.skipped,
         sources=sources,
-        notes=(*notes, *_notes(scans, failed, skipped, partial)),
+        notes=(*notes, *_notes(scans), *lost.notes()),
     )
 
 
-def _notes(
-    scans: list[tuple[str, LogScan]], failed: Mapping[str, int], skipped: Mapping[str, int], partial: Mapping[str, int]
-) -> list[str]:
+def _notes(scans: list[tuple[str, LogScan]]) -> list[str]:
     notes = []
     for path, scan in scans:
         if scan.collapsed:
@@ -242,11 +186,4 @@ def _notes(
             notes.append(f"{path}: {scan.torn} torn pieces of timings were left out")
         for step in scan.facts.resumed_from:
             notes.append(f"{path}: the job resumed from a checkpoint of step {step}")
-    notes += [f"{timer}: {count} saves failed on some rank and are left out" for timer, count in failed.items()]
-    notes += [f"{timer}: {count} saves were skipped and are left out" for timer, count in skipped.items()]
-    notes += [
-        f"{timer}: {count} saves are left out: a rank's timing of them is torn or missing, "
-        "so their maximum across ranks is not known"
-        for timer, count in partial.items()
-    ]
     return notes

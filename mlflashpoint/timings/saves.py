@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
+from mlflashpoint.timings.attempts import Attempts
 from mlflashpoint.timings.blocks import Row
 from mlflashpoint.timings.records import RankRecord, Torn
 
@@ -106,15 +107,18 @@ class RankedSaves:
         self._nameless: Counter[str] = Counter()
         self._doubts: set[str] = set()
 
-    def add(self, record: RankRecord, order: int, attempt: int = 0) -> RankedSave | None:
+    def add(self, record: RankRecord, order: int, attempts: Attempts) -> RankedSave | None:
         """Returns the save that the record belongs to; None if it was seen before."""
         saves = self._saves.setdefault((record.timer, record.key), [])
         save = self._place(saves, record.rank, record.identity)
         if save is None:
             self.duplicates += 1
             return None
+        attempt = attempts.record(record, new=not save.told)
+        if attempt is not None:
+            save.attempt = attempt
         if not save.told:
-            save.order, save.attempt = order, attempt
+            save.order = order
         save.add(record)
         self._newest.pop(record.timer, None)
         self._newest[record.timer] = save

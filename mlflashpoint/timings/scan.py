@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlflashpoint.timings import blocks, prefix, records
+from mlflashpoint.timings.attempts import Attempts
 from mlflashpoint.timings.overlap import Series, Told
 from mlflashpoint.timings.saves import RankedSaves, RowFilter
 from mlflashpoint.timings.steps import StepClock
@@ -62,6 +63,7 @@ class BlockSave:
         least: minimum across ranks, None if the log does not tell.
         values: all numbers of it, in seconds.
         ranks: number of ranks that it lists, None if it lists none.
+        attempt: start of the job that it belongs to, from 0.
         fine: whether they are exact enough to tell two saves apart.
     """
 
@@ -73,6 +75,7 @@ class BlockSave:
     values: tuple[float, ...]
     fine: bool
     ranks: int | None = None
+    attempt: int = 0
 
 
 @dataclass
@@ -139,6 +142,7 @@ class LogScan:
         self.block_saves: list[BlockSave] = []
         self.choice = choice or TimerChoice()
         self._clock = StepClock()
+        self._attempts = Attempts()
         self._blocks = blocks.TimerBlocks(self._clock, self.choice)
         self._filter = RowFilter()
         self.last: tuple[str, float] | None = None
@@ -183,7 +187,9 @@ class LogScan:
 
     def _line(self, line: prefix.Line) -> None:
         stream, text, repeated = line
-        self._clock.feed(stream, text)
+        back = self._clock.feed(stream, text)
+        if back is not None:
+            self._attempts.stepped(text, back)
         for row in self._blocks.feed(stream, text):
             self._row(row, MEGATRON)
         # several of these can stand on one line, if a line end was lost
@@ -203,6 +209,7 @@ class LogScan:
             step = int(match[1])
             if self.facts.resumed_from[-1:] != [step]:
                 self.facts.resumed_from.append(step)
+            self._attempts.resumed(step)
 
     def _nemo(self, text: str) -> None:
         for record in records.nemo_records(text):
@@ -236,7 +243,7 @@ class LogScan:
             self.facts.runs.add(run)
 
     def _record(self, record: records.RankRecord) -> None:
-        save = self.ranked.add(record, self._order)
+        save = self.ranked.add(record, self._order, self._attempts)
         if save is not None and save.order == self._order:
             self._order += 1
         self.last = record.timer, record.seconds
@@ -254,8 +261,17 @@ class LogScan:
         if framework == MEGATRON and self._filter.is_known(row, step):
             return
         least = None if len(row.values) == 1 else min(row.values)
-        fine = framework == MEGATRON
-        sample = BlockSave(row.timer, step, self._order, max(row.values), least, row.values, fine, row.ranks)
+        sample = BlockSave(
+            row.timer,
+            step,
+            self._order,
+            max(row.values),
+            least,
+            row.values,
+            framework == MEGATRON,
+            row.ranks,
+            self._attempts.block(row.timer, step),
+        )
         self.block_saves.append(sample)
         self.last = sample.timer, sample.seconds
         self._order += 1

@@ -48,21 +48,24 @@ class StepClock:
         self._last: dict[str, int] = {}
         self._announced: list[_Announced] = []
 
-    def feed(self, stream: str, text: str) -> None:
+    def feed(self, stream: str, text: str) -> bool | None:
+        """Returns, if the line tells a step of the training, whether its writer has gone back to it."""
         found = None
         if " iteration " in text:
             found = _ITERATION.search(text)
         elif "= Step " in text:
             found = _RL_STEP.search(text)
         if found:
-            step = int(found[1])
-            if self._last.get(stream) != step:
+            step, last = int(found[1]), self._last.get(stream)
+            if last != step:
                 if len(self._last) > _STREAMS:
                     self._last.clear()
                 self._last[stream] = step
                 self._epoch += 1
-        elif "aving checkpoint" in text and (found := _SAVING.search(text)):
+            return last is not None and step < last
+        if "aving checkpoint" in text and (found := _SAVING.search(text)):
             self._announce(int(found[1]))
+        return None
 
     def moment(self, stream: str) -> Moment:
         return Moment(self._epoch, self._last.get(stream), tuple(self._announced))
