@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import combinations
 
 from mlflashpoint.errors import TimingsError
 from mlflashpoint.timings.copies import ToldSaves
@@ -134,6 +135,12 @@ def _together(label: str, scans: list[tuple[str, LogScan]], sources: tuple[Sourc
         else:
             partner.ranked.absorb(scan.ranked)
             partner.block_saves += scan.block_saves
+    notes += [
+        f"{path} and {other_path} hold different ranks of the same steps, but their saves began at other times: "
+        "they count as two runs, of which not all ranks' times are known"
+        for (path, run), (other_path, other) in combinations(runs, 2)
+        if run.ranked.contradicts(other.ranked)
+    ]
     timers: dict[str, list[Sample]] = {}
     lost = Lost()
     first = 0

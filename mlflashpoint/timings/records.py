@@ -12,6 +12,9 @@ from typing import Any
 #: more ranks than any job has; a larger number was not a rank
 MAX_RANKS = 1 << 17
 
+#: what the names of timers begin with whose records have the time when the save began as their identity, in seconds
+TIMED = "global-checkpoint-"
+
 _MARKER = re.compile(r"mlflashpoint (save|commit|observe|ab) (?=\{)")
 _MARKER_CUT = re.compile(r"mlflashpoint (save|commit|observe)$")
 _REMAINS = re.compile(r'"rank": (\d{1,7})[,}]')
@@ -104,7 +107,7 @@ def nemo_records(text: str) -> Iterator[RankRecord | Torn]:
             continue
         what, rank, iteration, started, duration = found.groups()
         yield RankRecord(
-            timer=f"global-checkpoint-{what.lower()}",
+            timer=f"{TIMED}{what.lower()}",
             key=(iteration,),
             rank=int(rank),
             seconds=float(duration),
@@ -148,8 +151,8 @@ def _remains(text: str, place: int) -> dict[str, int]:
 def _torn_nemo(text: str) -> Torn:
     found = _NEMO_REMAINS.match(text)
     if found is None or int(found[2]) >= MAX_RANKS:
-        return Torn("global-checkpoint-")
-    return Torn(f"global-checkpoint-{found[1].lower()}", (found[3],), int(found[2]))
+        return Torn(TIMED)
+    return Torn(f"{TIMED}{found[1].lower()}", (found[3],), int(found[2]))
 
 
 def _save(fields: Mapping[str, Any]) -> RankRecord:

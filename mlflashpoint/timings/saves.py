@@ -1,19 +1,21 @@
-"""One sample per save, though several ranks log it and a log can hold the same line several times."""
+"""One sample per save, though several ranks log it."""
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from mlflashpoint.timings.attempts import Attempts
-from mlflashpoint.timings.blocks import Row
-from mlflashpoint.timings.records import RankRecord, Torn
+from mlflashpoint.timings.records import TIMED, RankRecord, Torn
 
-#: how far one copy of a log's lines may lag behind another, in saves of one timer
-_LAG = 64
+#: ranks of one save can't begin it further apart: their collectives would have timed out
+_LATEST_S = 600.0
+#: clocks of two nodes may differ by more than lies between two checkpoints of one step
+_CLOCKS_S = 5.0
 #: stands for the record of a rank that was torn; no record has it as its identity
 _TORN = math.inf
 
@@ -188,13 +190,41 @@ class RankedSaves:
                     yield timer, save
 
     def completes(self, other: RankedSaves) -> bool:
-        """Whether both hold ranks of the same run: common saves, and no rank twice in any of them."""
-        common = self._saves.keys() & other._saves.keys()
-        return bool(common) and all(
-            mine.ranks.isdisjoint(theirs.ranks)
-            for key in common
+        """Whether both hold ranks of the same run: common saves, no rank twice in any of them, none at other times."""
+        pairs = self._pairs(other)
+        return bool(pairs) and self._apart(pairs) and self._at_once(pairs)
+
+    def contradicts(self, other: RankedSaves) -> bool:
+        """Whether both hold different ranks of the same steps, but of two runs: the saves began at other times."""
+        pairs = self._pairs(other)
+        return bool(pairs) and self._apart(pairs) and not self._at_once(pairs)
+
+    def _pairs(self, other: RankedSaves) -> list[tuple[str, RankedSave, RankedSave]]:
+        return [
+            (key[0], mine, theirs)
+            for key in self._saves.keys() & other._saves.keys()
             for mine, theirs in zip(self._saves[key], other._saves[key], strict=False)
-        )
+            if mine.told and theirs.told
+        ]
+
+    @staticmethod
+    def _apart(pairs: list[tuple[str, RankedSave, RankedSave]]) -> bool:
+        return all(mine.ranks.isdisjoint(theirs.ranks) for _, mine, theirs in pairs)
+
+    @staticmethod
+    def _at_once(pairs: list[tuple[str, RankedSave, RankedSave]]) -> bool:
+        """No rank can begin a save before another one has begun the save before it: a save is all ranks' work."""
+        begun: dict[str, list[tuple[float, float]]] = {}
+        for timer, mine, theirs in pairs:
+            if timer.startswith(TIMED):
+                begun.setdefault(timer, []).append((mine.first_told[1], theirs.first_told[1]))
+        for times in begun.values():
+            times.sort()
+            if any(abs(one - other) > _LATEST_S for one, other in times):
+                return False
+            if any(max(this) > min(following) + _CLOCKS_S for this, following in pairwise(times)):
+                return False
+        return True
 
     def absorb(self, other: RankedSaves) -> None:
         for key, saves in other._saves.items():
@@ -225,48 +255,3 @@ class RankedSaves:
                 return save
         saves.append(RankedSave(None, 0))
         return saves[-1]
-
-
-@dataclass
-class _Seen:
-    values: tuple[float, ...]
-    streams: set[str]
-    epoch: int
-
-
-class RowFilter:
-    """Tells a save that is logged a second time (through tee, two collectors, a repeated line) from a second save.
-
-    The same numbers, to the last digit, are the same save
-    - from another writer, if that one has not shown them yet: a copy of the log, with another prefix or none;
-    - from the same writer, while the training has not gone on in between;
-    - for the same training step, if the numbers are fine enough to tell two saves apart.
-    """
-
-    def __init__(self) -> None:
-        self.duplicates = 0
-        self._recent: dict[str, deque[_Seen]] = {}
-        self._known: set[tuple[str, int, tuple[float, ...]]] = set()
-
-    def is_copy(self, row: Row) -> bool:
-        """Whether ``row`` repeats one before it."""
-        epoch = row.moment.epoch
-        recent = self._recent.setdefault(row.timer, deque(maxlen=_LAG))
-        for seen in recent:
-            if seen.values == row.values and (row.stream not in seen.streams or seen.epoch == epoch):
-                seen.streams.add(row.stream)
-                self.duplicates += 1
-                return True
-        recent.append(_Seen(row.values, {row.stream}, epoch))
-        return False
-
-    def is_known(self, row: Row, step: int | None) -> bool:
-        """Whether the same step has shown the same numbers before."""
-        if step is None:
-            return False
-        key = row.timer, step, row.values
-        if key in self._known:
-            self.duplicates += 1
-            return True
-        self._known.add(key)
-        return False

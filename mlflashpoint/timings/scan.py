@@ -11,7 +11,8 @@ from typing import Any
 from mlflashpoint.timings import blocks, prefix, records
 from mlflashpoint.timings.attempts import Attempts
 from mlflashpoint.timings.overlap import Series, Told
-from mlflashpoint.timings.saves import RankedSaves, RowFilter
+from mlflashpoint.timings.repeats import RowFilter
+from mlflashpoint.timings.saves import RankedSaves
 from mlflashpoint.timings.steps import StepClock
 
 #: a line without any of these tells nothing

@@ -152,3 +152,47 @@ def test_a_list_with_fewer_ranks_than_others_of_its_timer_is_left_out(tmp_path: 
     timings = parsed(tmp_path, "x", [listed(1, 4) + listed(2, 3) + listed(3, 4)])
     assert [seconds for _, seconds in _samples(timings)] == [13.0, 33.0]
     assert _left_out(timings) == ["1 saves are left out"]
+
+
+def _at(run: float, ranks: Iterable[int], steps: Iterable[int] = (1, 3, 5)) -> str:
+    """NeMo's lines of a run whose saves are 20 s apart, every rank's clock a bit off."""
+    return "".join(
+        f"[NeMo I 2026-11-29 17:11:34 pl:232] Global Checkpoint Save : Rank: {rank} : Iteration: {step} : "
+        f"Start time: {1795972288.055 + run + 10 * step + rank:.3f}s : Save duration: {0.1 * step + rank / 100:.3f}s\n"
+        for step in steps
+        for rank in ranks
+    )
+
+
+@pytest.mark.parametrize("later", [30.0, 3600.0])
+def test_ranks_of_two_runs_are_told_apart_by_the_time_of_their_saves(tmp_path: Path, later: float) -> None:
+    timings = parsed(tmp_path, "x", [_at(0, [0]), _at(later, [1])])
+    assert [(sample.run, sample.ranks) for sample in timings.timers["global-checkpoint-save"]] == [(0, 1)] * 3 + [
+        (1, 1)
+    ] * 3
+    assert any("began at other times: they count as two runs" in note for note in timings.notes)
+
+
+def test_ranks_of_two_runs_find_their_own_run_in_any_order(tmp_path: Path) -> None:
+    logs = [_at(0, [0]), _at(3600, [1]), _at(0, [1]), _at(3600, [0])]
+    timings = parsed(tmp_path, "x", logs)
+    assert [(sample.run, sample.ranks) for sample in timings.timers["global-checkpoint-save"]] == [(0, 2)] * 3 + [
+        (1, 2)
+    ] * 3
+
+
+def test_a_single_save_an_hour_later_is_of_another_run(tmp_path: Path) -> None:
+    timings = parsed(tmp_path, "x", [_at(0, [0], [1]), _at(3600, [1], [1])])
+    assert [sample.run for sample in timings.timers["global-checkpoint-save"]] == [0, 1]
+
+
+def test_ranks_of_one_run_stay_together_though_their_clocks_differ(tmp_path: Path) -> None:
+    timings = parsed(tmp_path, "x", [_at(0, [0]), _at(9.0, [1])])
+    assert [sample.ranks for sample in timings.timers["global-checkpoint-save"]] == [2] * 3
+    assert timings.notes == ()
+
+
+def test_two_checkpoints_of_a_step_stay_together_though_clocks_differ_by_more(tmp_path: Path) -> None:
+    logs = [_at(clock, [rank]) + _at(clock + 0.3, [rank]) for rank, clock in ((0, 0.0), (1, 2.0))]
+    timings = parsed(tmp_path, "x", logs)
+    assert [sample.ranks for sample in timings.timers["global-checkpoint-save"]] == [2] * 6
