@@ -177,8 +177,20 @@ def _together(label: str, scans: list[tuple[str, LogScan]], sources: tuple[Sourc
         failed=lost.failed,
         skipped=lost.skipped,
         sources=sources,
-        notes=(*notes, *_notes(scans), *lost.notes()),
+        notes=(*notes, *_totals(scans), *_notes(scans), *lost.notes()),
     )
+
+
+def _totals(scans: list[tuple[str, LogScan]]) -> list[str]:
+    """A job can be prolonged, so that another length is no proof of another job."""
+    first: dict[int, str] = {}
+    for path, scan in scans:
+        if scan.total_steps is not None:
+            first.setdefault(scan.total_steps, path)
+    if len(first) < 2:
+        return []
+    lengths = ", ".join(f"{total} steps in {path}" for total, path in first.items())
+    return [f"the logs are of trainings of different lengths: {lengths}; parse different jobs under different labels"]
 
 
 def _notes(scans: list[tuple[str, LogScan]]) -> list[str]:

@@ -163,6 +163,11 @@ class LogScan:
     def samples(self) -> int:
         return len(self.block_saves) + sum(1 for _ in self.ranked.items())
 
+    @property
+    def total_steps(self) -> int | None:
+        """How long the training is to be, as the log tells it last."""
+        return self._clock.total
+
     def fingerprint(self) -> Iterator[object]:
         """One value per timing that is fine enough to be no coincidence, equal for the same one in another log."""
         yield from self.ranked.identities()

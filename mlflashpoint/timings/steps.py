@@ -12,8 +12,8 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-_ITERATION = re.compile(r" iteration +(\d{1,15})/ *\d+ \|")
-_RL_STEP = re.compile(r"={5,} Step (\d{1,15})/\d+ ={5,}$")
+_ITERATION = re.compile(r" iteration +(\d{1,15})/ *(\d{1,15}) \|")
+_RL_STEP = re.compile(r"={5,} Step (\d{1,15})/(\d{1,15}) ={5,}$")
 _SAVING = re.compile(r"[Ss]aving checkpoint (?:at iteration|for step) +(\d{1,15})\b")
 #: saves that rank 0 can be ahead of the last rank's output
 _AHEAD = 256
@@ -41,9 +41,14 @@ class Moment(NamedTuple):
 
 
 class StepClock:
-    """Follows a log and answers for a place in it, also when the log has gone on since."""
+    """Follows a log and answers for a place in it, also when the log has gone on since.
+
+    Attributes:
+        total: steps that the training is to have, None if the log does not tell.
+    """
 
     def __init__(self) -> None:
+        self.total: int | None = None
         self._epoch = 0
         self._last: dict[str, int] = {}
         self._announced: list[_Announced] = []
@@ -56,6 +61,7 @@ class StepClock:
         elif "= Step " in text:
             found = _RL_STEP.search(text)
         if found:
+            self.total = int(found[2])
             step, last = int(found[1]), self._last.get(stream)
             if last != step:
                 if len(self._last) > _STREAMS:

@@ -250,3 +250,11 @@ def test_a_pattern_that_matches_no_timer_is_told_with_the_timers_that_there_are(
     ) as error:
         parse("x", [str(path)], timers=[pattern])
     assert "logging_level" not in str(error.value)
+
+
+def test_trainings_of_different_lengths_under_one_label_are_noted(tmp_path: Path) -> None:
+    timings = parsed(tmp_path, "x", [_run(10), _run(20), _run(30).replace("/     100", "/     500")])
+    (note,) = timings.notes
+    assert "different lengths: 100 steps in" in note
+    assert "500 steps in" in note
+    assert "x1.log" not in note
