@@ -86,6 +86,9 @@ def _no_timings(path: str, scan: LogScan, lines: int, several: bool) -> TimingsE
     elif scan.choice.refused:
         message += f" of a timer that matches {_words(map(repr, scan.choice.patterns))}"
         remedy = f"name one of those that it has: {_words(scan.choice.refused)}"
+    elif scan.unread:
+        message += f"; {scan.unread} lines hold timer blocks in a form that is not understood"
+        remedy = "give the log as the job wrote it, each line of its text on a line"
     elif scan.facts.saves_told:
         message += f"; the log tells of {scan.facts.saves_told} saves, but not how long they took"
         remedy = "set logger.logging_level to 20 (INFO) and logger.timing_log_level to 0 or more"

@@ -27,9 +27,9 @@ WORDS = (
     b"time (",
     # the name above a list of ranks, and the list
     b":\n",
-    # words can stand in the text once colours, and the escapes of a container runtime's file, are taken off
+    # words can stand in the text once colours, and the escapes of JSON, are taken off
     b"\x1b",
-    b'{"log":',
+    *(f'"{key}"'.encode() for key in prefix.KEYS),
     b"across cluster]",
     b"rank ",
     b"iteration",
@@ -134,10 +134,12 @@ class LogScan:
         collapsed: our save records that Ray left out of the log.
         last: timer and seconds of the line that was understood last.
         choice: which timers are kept.
+        unread: lines that name a block of timers, and are none that begins one.
     """
 
     def __init__(self, choice: TimerChoice | None = None) -> None:
         self.collapsed = 0
+        self.unread = 0
         self.facts = JobFacts()
         self.ranked = RankedSaves()
         self.block_saves: list[BlockSave] = []
@@ -184,7 +186,8 @@ class LogScan:
     def feed(self, lines: Iterable[bytes]) -> None:
         """Take the next lines; those without any of ``WORDS`` can be left out."""
         for raw in lines:
-            self._line(prefix.strip(raw))
+            for line in prefix.lines(raw):
+                self._line(line)
 
     def finish(self) -> None:
         """The log has ended."""
@@ -198,6 +201,7 @@ class LogScan:
             self._attempts.stepped(text, back)
         for row in self._blocks.feed(stream, text):
             self._row(row, MEGATRON)
+        self.unread += "across ranks (" in text and text[-1:] != ":"
         # several of these can stand on one line, if a line end was lost
         if "mlflashpoint " in text:
             self._own(text, repeated)

@@ -258,3 +258,10 @@ def test_trainings_of_different_lengths_under_one_label_are_noted(tmp_path: Path
     assert "different lengths: 100 steps in" in note
     assert "500 steps in" in note
     assert "x1.log" not in note
+
+
+def test_blocks_in_a_form_that_is_not_understood_are_not_blamed_on_the_level(tmp_path: Path) -> None:
+    wrapped = "".join(f"<record>{line}</record>\n" for line in _run(10).splitlines())
+    with pytest.raises(TimingsError, match=r"4 lines hold timer blocks in a form.*as the job wrote it") as error:
+        parsed(tmp_path, "x", ["  successfully saved checkpoint from iteration 5\n" + wrapped])
+    assert "logging_level" not in str(error.value)

@@ -77,3 +77,47 @@ def test_what_follows_a_progress_bar_is_read() -> None:
 def test_the_count_of_lines_that_ray_left_out_is_read() -> None:
     line = strip(b"\x1b[36m(W pid=1)\x1b[0m hello\x1b[32m [repeated 11x across cluster] (Ray ...)\x1b[0m")
     assert line == Line("W pid=1", "hello", 11)
+
+
+@pytest.mark.parametrize("key", ["log", "msg", "message", "text"])
+def test_the_text_of_a_json_record_is_read(key: str) -> None:
+    log = "".join(json.dumps({"level": "info", key: line, "rank": 3}) + "\n" for line in _LINES)
+    assert found(scan(log)) == [("save-checkpoint", 5, 12.5), ("flashpoint-save", 5, 11.0)]
+
+
+def test_all_lines_of_a_json_record_are_read() -> None:
+    """A logger that writes JSON puts a whole block of timers into one record."""
+    log = json.dumps({"ts": 1, "msg": "\n".join(_LINES)}) + "\n"
+    assert found(scan(log)) == [("save-checkpoint", 5, 12.5), ("flashpoint-save", 5, 11.0)]
+
+
+def test_a_list_of_ranks_in_json_records_is_read() -> None:
+    lines = ("times across ranks (ms):", "  save-checkpoint:", "     rank  0: 10.00", "     rank  1: 30.00")
+    log = "".join(json.dumps({"level": "info", "msg": line}) + "\n" for line in lines)
+    assert found(scan(log)) == [("save-checkpoint", None, 30.0)]
+
+
+def test_records_of_json_can_be_wrapped_prefixed_and_glued() -> None:
+    records = [json.dumps({"msg": line, "x": {}}) for line in _LINES]
+    expected = [("save-checkpoint", 5, 12.5), ("flashpoint-save", 5, 11.0)]
+    assert found(scan("".join(json.dumps({"log": f"{record}\n"}) + "\n" for record in records))) == expected
+    assert found(scan("".join(f"[pod/a/b] 3: {record}\n" for record in records))) == expected
+    assert found(scan("".join(records))) == expected
+    assert found(scan(" ".join(records))) == expected
+    assert found(scan("".join(records[:3]) + _LINES[3])) == expected
+
+
+def test_the_writer_of_a_json_record_is_what_the_prefixes_in_and_before_it_name() -> None:
+    assert strip(b'[pod/a/b] {"log": "3: x\\n"}') == Line("pod/a/b/3", "x", 0)
+
+
+@pytest.mark.parametrize("text", ['{"log": 3}', '{"log": "cut', "{}", '{"other": "x"}', "[1]", "{", '{"msg": ""}'])
+def test_what_is_no_record_with_a_text_stays_what_it_is(text: str) -> None:
+    assert strip(text.encode()) == Line("", text, 0)
+
+
+def test_a_record_of_json_in_records_of_json_without_end_does_no_harm() -> None:
+    text = "x"
+    for _ in range(12):
+        text = json.dumps({"msg": text})
+    assert scan(text + "\n").torn == 0
