@@ -159,8 +159,10 @@ class RankedSaves:
         groups: dict[tuple[str, int], list[tuple[RankedSave, set[int]]]] = {}
         for timer, save in self.items():
             groups.setdefault((timer, save.attempt), []).append((save, save.ranks))
+        lost = self._lost_ranks()
         for (timer, _), saves in groups.items():
-            everyone = set[int]().union(*(ranks | save.torn for save, ranks in saves), self._lost_ranks(timer))
+            unseen = (ranks for family, ranks in lost.items() if timer.startswith(family))
+            everyone = set[int]().union(*(ranks | save.torn for save, ranks in saves), *unseen)
             missing = sum(len(everyone) - len(ranks) for _, ranks in saves)
             nameless = sum(count for family, count in self._nameless.items() if timer.startswith(family))
             # torn records of unknown ranks can be of a rank that is never seen, unless
@@ -174,14 +176,12 @@ class RankedSaves:
             for save, ranks in saves:
                 yield timer, save, ranks == everyone and (certain or not save.doubtful)
 
-    def _lost_ranks(self, timer: str) -> set[int]:
-        """Ranks of which nothing but torn records is there, which may have been of ``timer``."""
-        lost = set[int]()
-        for family, ranks in self._torn_ranks.items():
-            if timer.startswith(family):
-                seen = (save.ranks for other, save in self.items() if other.startswith(family))
-                lost |= ranks.difference(*seen)
-        return lost
+    def _lost_ranks(self) -> dict[str, set[int]]:
+        """Ranks of which nothing but torn records is there, by what the names of their timers begin with."""
+        return {
+            family: ranks.difference(*(save.ranks for timer, save in self.items() if timer.startswith(family)))
+            for family, ranks in self._torn_ranks.items()
+        }
 
     def items(self) -> Iterator[tuple[str, RankedSave]]:
         for (timer, _), saves in self._saves.items():

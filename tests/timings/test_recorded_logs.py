@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mlflashpoint.timings.parser import parse
 from tests.timings.helpers import LOGS, found, scan
 
 _MEMORY, _DURABLE = "save-checkpoint-non-persistent", "save-checkpoint"
@@ -126,3 +127,17 @@ def test_save_records_that_ray_left_out_are_counted() -> None:
 def test_it_does_not_matter_how_the_bytes_arrive(chunk: int) -> None:
     data = (LOGS / "nemo-2.7.3-progress-bar.log").read_bytes() + (LOGS / "core-0.19.2-all.log").read_bytes()
     assert found(scan(data, chunk)) == found(scan(data))
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in LOGS.glob("*.log") if path.stem != "ray-deduplicated"))
+def test_a_recorded_log_is_one_run_that_loses_no_save(name: str) -> None:
+    timings = parse("x", [str(LOGS / name)])
+    assert {sample.run for samples in timings.timers.values() for sample in samples} == {0}
+    assert not [note for note in timings.notes if "started over" in note or "saves are left out" in note]
+    assert sum(map(len, timings.timers.values())) == len(found(scan((LOGS / name).read_bytes())))
+
+
+def test_saves_of_which_ray_left_records_out_are_no_samples() -> None:
+    timings = parse("x", [str(LOGS / "ray-deduplicated.log")])
+    assert list(timings.timers) == ["save-checkpoint"]
+    assert any("saves are left out" in note for note in timings.notes)
