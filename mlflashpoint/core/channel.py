@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
+from mlflashpoint.core.connection import kept
 from mlflashpoint.core.deadline import Deadline
 from mlflashpoint.errors import PeerError
 
@@ -31,17 +32,16 @@ class Channel:
     """Records, counters and decisions under one prefix of a store.
 
     Args:
-        store: the job's store. It is cloned where torch can do so (a connection of its own, so that neither the job nor
-            we ever wait for the other's calls).
+        store: the job's store.
         prefix: what our keys begin with.
+        clone: talk on this process's own connection to the store, see ``connection``; else on ``store`` as it is.
 
     Every method raises PeerError when the store can't be reached or holds something that is no record of ours.
     """
 
     def __init__(self, store: Store, prefix: str, *, clone: bool = True) -> None:
-        if clone and hasattr(store, "clone"):
-            with contextlib.suppress(Exception):
-                store = store.clone()
+        if clone:
+            store = kept(store)
         self._base = store
         # Its stub knows neither multi_set nor has_extended_api, which every store of torch 2.4 and later has.
         self._store: Any = PrefixStore(prefix, store)

@@ -6,6 +6,7 @@ with its deadline, or in the background.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from mlflashpoint.core.channel import Channel, HashStore, Store
+from mlflashpoint.core.connection import apart, drop
 from mlflashpoint.core.container import Container, check_group, open_container
 from mlflashpoint.core.draindir import DrainDir
 from mlflashpoint.core.incarnation import Incarnation, Lineage, read_lineage, record_lineage
@@ -98,7 +100,7 @@ class Session:
         return None if root is None else DrainDir(root, self.config.job_id, self.group)
 
     def channel(self) -> Channel:
-        """The group's channel, on a connection of its own; made at the first call, which may take a moment.
+        """The group's channel, on this process's connection; the first call of a process may take a moment.
 
         Raises:
             PeerError: there is no store to talk through.
@@ -110,12 +112,14 @@ class Session:
 
     def fresh_channel(self) -> Channel:
         """The same on another connection, for whoever may keep one busy; raises PeerError."""
-        return Channel(self._store(), f"mlflashpoint/{self.group}")
+        return Channel(apart(self._store()), f"mlflashpoint/{self.group}", clone=False)
 
     def drop_channel(self) -> None:
         """Give up a connection on which a call hangs; the next use makes a new one."""
         # Not under the lock: whoever makes a connection may be what hangs.
         self._channel = None
+        with contextlib.suppress(PeerError):
+            drop(self._store())
 
     def joined(self) -> Joined:
         """Join the roster unless that has happened; collective at first, and may wait until the deadline.
