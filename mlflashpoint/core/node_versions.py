@@ -13,13 +13,15 @@ from typing import Any
 
 import torch.distributed as dist
 
-from mlflashpoint.core.channel import Channel, poll
+from mlflashpoint.core.channel import Channel, Store, poll
+from mlflashpoint.core.connection import drop
 from mlflashpoint.core.container import look_into
-from mlflashpoint.core.deadline import Deadline
+from mlflashpoint.core.deadline import Deadline, bounded
 from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.core.incarnation import Lineage, read_lineage
 from mlflashpoint.core.manifest import node_copies
 from mlflashpoint.core.plan import RecoveryPlan, VersionKey, plan_recovery
+from mlflashpoint.core.roster import meet
 from mlflashpoint.errors import (
     CheckpointIdError,
     FlashpointError,
@@ -31,8 +33,8 @@ from mlflashpoint.errors import (
 log = logging.getLogger("mlflashpoint.core")
 
 _AGREE_S = 60.0
-#: conversations of this process so far; every rank makes the same ones
-_asked = 0
+#: the inner deadline tells who is missing; the outer one only guards against a call that never comes back
+_SLACK_S = 5.0
 
 
 class NodeLoader:
@@ -105,12 +107,32 @@ def newest_on_nodes(
 
 def _common(group: str, versions: Sequence[VersionKey], problem: FlashpointError | None) -> VersionKey | None:
     """The first of ``versions`` that every process has among its own; raises this one's problem, or another's."""
-    global _asked
-    _asked += 1
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    mine = [list(version) for version in versions] if problem is None else str(problem)
+    why = "rank 0 did not answer"
+    try:
+        chosen = bounded(lambda: _talk(store, group, mine), _AGREE_S + _SLACK_S, "agreeing on a version")
+    except FlashpointError as error:
+        drop(store)
+        chosen, why = None, str(error)
+    if problem is not None:
+        raise problem
+    if chosen is None or chosen["problem"] is not None:
+        raise PeerError(
+            f"the processes could not agree on a version: {why if chosen is None else chosen['problem']}", rank=rank
+        )
+    return next((version for version in versions if list(version) == chosen["version"]), None)
+
+
+def _talk(store: Store, group: str, mine: list[list[Any]] | str) -> dict[str, Any] | None:
+    """Rank 0's choice, None if it comes too late; raises as ``roster.meet`` does, and PeerError."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    channel = Channel(dist.distributed_c10d._get_default_store(), f"mlflashpoint/{group}/on-node/{_asked}")
     deadline = Deadline(_AGREE_S)
-    channel.post(f"seen/{rank}", [list(version) for version in versions] if problem is None else str(problem))
+    channel = Channel(store, f"mlflashpoint/{group}/on-node")
+    # The store may hold what processes that are dead by now have agreed on.
+    name = meet(channel.under("start"), rank=rank, world_size=world_size, deadline_s=deadline.remaining_s)
+    channel = channel.under(f"run-{name}")
+    channel.post(f"seen/{rank}", mine)
     everyone = [f"seen/{other}" for other in range(world_size)]
 
     def all_seen() -> list[Any] | None:
@@ -118,15 +140,8 @@ def _common(group: str, versions: Sequence[VersionKey], problem: FlashpointError
         return None if any(seen is None for seen in found) else found
 
     if rank == 0:
-        seen = poll(all_seen, deadline, world_size=world_size)
-        channel.post("chosen", _choose(seen))
-    chosen = poll(lambda: channel.read("chosen"), deadline, world_size=world_size)
-    if problem is not None:
-        raise problem
-    if chosen is None or chosen["problem"] is not None:
-        why = "rank 0 did not answer" if chosen is None else chosen["problem"]
-        raise PeerError(f"the processes could not agree on a version: {why}", rank=rank)
-    return next((version for version in versions if list(version) == chosen["version"]), None)
+        channel.post("chosen", _choose(poll(all_seen, deadline, world_size=world_size)))
+    return poll(lambda: channel.read("chosen"), deadline, world_size=world_size)
 
 
 def _choose(seen: list[Any] | None) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from mlflashpoint.core.placement import Placement, place
 from mlflashpoint.core.room import FIRST_SHARE, CalledOff, too_late, unanswered
 from mlflashpoint.errors import PeerError
 
-__all__ = ["PROTOCOL", "Joined", "Member", "join"]
+__all__ = ["PROTOCOL", "Joined", "Member", "join", "meet"]
 
 _ALONE = Placement()
 
@@ -68,6 +68,15 @@ def join(
     if me.rank == 0:
         return _Host(channel, me, world_size, Deadline(deadline_s * FIRST_SHARE), replicas).gather()
     return _follow(channel, me, token, world_size, Deadline(deadline_s))
+
+
+def meet(channel: Channel, *, rank: int, world_size: int, deadline_s: float) -> str:
+    """A name for what these processes say to each other from now on, which no process before them can know.
+
+    Collective, and raises as ``join`` does. What is said under the name is safe from what the store holds already.
+    """
+    me = Member(rank=rank, seat=0, node="", domain="", seen=0, job_id="")
+    return join(channel, me, Lineage(), world_size=world_size, deadline_s=deadline_s).start.run
 
 
 def _follow(channel: Channel, me: Member, token: str, world_size: int, deadline: Deadline) -> Joined:

@@ -6,9 +6,13 @@ import threading
 import time
 
 import torch
+import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # registers the backend
 
 from mlflashpoint.core import arena, saver
 from mlflashpoint.core.ledger import Ledger
+from mlflashpoint.core.node_versions import _common
+from mlflashpoint.core.plan import VersionKey
 from mlflashpoint.errors import FlashpointError
 from tests.core.ranks import state
 
@@ -276,3 +280,13 @@ def save_until_killed(me):
         me.meet(f"step-{step}")
         assert runtime.save(state(step, me.rank, 200_000), step=step).ok
         me.store.add("done", 1)
+
+
+def seen_on_node(me, steps, late_s=0.0):
+    """What all processes agree on that see versions of ``steps`` on their nodes; rank 1 comes later."""
+    store = dist.PrefixStore("default_pg", me.store)
+    dist.init_process_group("fake", store=store, rank=me.rank, world_size=me.world)
+    if me.rank == 1:
+        time.sleep(late_s)
+    found = _common("default", [VersionKey(1, "run", step, 2, "") for step in steps], None)
+    return None if found is None else found.step

@@ -101,11 +101,12 @@ class Life:
         seats: local rank of each rank.
         absent: ranks that are never started.
         wish: keywords for the body.
+        store: one that outlives this start, None for one of its own.
         settings: fields of StoreConfig.
     """
 
-    def __init__(self, body, world, base, *args, bases=None, seats=None, absent=(), wish=None, **settings):
-        self.store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    def __init__(self, body, world, base, *args, bases=None, seats=None, absent=(), wish=None, store=None, **settings):
+        self.store = store or dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
         self.processes, self._pipes = {}, {}
         for rank in range(world):
             if rank in absent:

@@ -1,6 +1,11 @@
 """Which version several processes agree on when each sees other ones on its node."""
 
+import pytest
+import torch.distributed as dist
+
 from mlflashpoint.core.node_versions import _choose
+from tests.core.bodies import seen_on_node
+from tests.core.ranks import Life
 
 OLD, NEW = [1, "run", 10, 2, ""], [1, "run", 20, 2, ""]
 
@@ -17,3 +22,10 @@ def test_without_a_common_version_there_is_none():
 def test_a_process_with_a_problem_or_without_an_answer_is_told_to_all():
     assert _choose([[NEW], "no permission"])["problem"] == "no permission"
     assert "did not say" in _choose(None)["problem"]
+
+
+@pytest.mark.multiprocess
+def test_processes_in_the_store_of_dead_ones_agree_on_what_they_see_themselves(tmp_path):
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    assert Life(seen_on_node, 2, tmp_path, [10], store=store).results() == {0: 10, 1: 10}
+    assert Life(seen_on_node, 2, tmp_path, [20, 10], 0.5, store=store).results() == {0: 20, 1: 20}
