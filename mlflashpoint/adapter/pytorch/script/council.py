@@ -3,6 +3,9 @@
 One round is a counter and one record in the job's store. Whoever settles the record first settles it for all: rank 0's
 decision, one rank's trouble, or that somebody did not come in time. So all ranks do the same, and nobody waits for
 ranks that have gone on.
+
+The store may outlive the ranks: torchrun keeps one for all restarts. So they first agree on a name that only they
+know, and each round is a key below it; they meet anew after a round without all of them.
 """
 
 from __future__ import annotations
@@ -10,27 +13,48 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
 
-from mlflashpoint.core.channel import Channel, poll
+from mlflashpoint.core.channel import Channel, Store, poll
+from mlflashpoint.core.connection import drop
 from mlflashpoint.core.deadline import Deadline, bounded
 from mlflashpoint.core.ranks import Ranks, ranks_from
-from mlflashpoint.errors import FlashpointError, PeerError, RankUnknownError
+from mlflashpoint.core.roster import meet
+from mlflashpoint.errors import DeadlineExceededError, FlashpointError, PeerError, RankUnknownError
 from mlflashpoint.settings import BY_NAME
 
 log = logging.getLogger("mlflashpoint.adapter")
 
 #: rounds without all ranks, one after the other, after which we leave a script alone
 _PATIENCE = 2
-_SLACK_S = 10.0
+#: part of the deadline in which a round ends by itself and can say why; at its end a call that hangs is left behind
+_SHARE = 0.9
 _MAX_TEXT = 2000
 
-_rounds = 0
+_meeting: _Meeting | None = None
 _late = 0
+
+
+@dataclass
+class _Meeting:
+    """Where the ranks of one process group talk.
+
+    Attributes:
+        channel: under a name that nobody else has.
+        store: the group's.
+        pid: a forked child is none of the ranks.
+        rounds: that this rank has begun.
+    """
+
+    channel: Channel
+    store: weakref.ref[Store]
+    pid: int
+    rounds: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,19 +84,25 @@ def hold(answer: Callable[[], Any] = lambda: None, *, trouble: str = "", seconds
         trouble: why this rank can't go on.
         seconds: to wait for the others, None for the setting ``deadline_s``.
     """
-    global _rounds, _late
+    global _meeting, _late
     if not _several():
         return Outcome(rank=0, trouble=trouble) if trouble else _decision(answer)
-    _rounds += 1
-    number = _rounds
-    rank = dist.get_rank()
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
     try:
         limit = float(BY_NAME["deadline_s"].read(os.environ)) if seconds is None else seconds
-        outcome = bounded(
-            lambda: _talk(number, answer, trouble[:_MAX_TEXT], Deadline(limit)), 2 * limit + _SLACK_S, "a round"
-        )
+
+        def talk() -> tuple[_Meeting, Outcome]:
+            deadline = Deadline(limit * _SHARE)
+            meeting = _met(store, deadline)
+            return meeting, _talk(meeting, answer, trouble[:_MAX_TEXT], deadline)
+
+        _meeting, outcome = bounded(talk, limit, "a round")
     except FlashpointError as error:
         outcome = Outcome(rank=-1, trouble=f"rank {rank}: {error}")
+        if isinstance(error, DeadlineExceededError):
+            drop(store)
+    if outcome.rank == -1:
+        _meeting = None
     _late = _late + 1 if outcome.rank == -1 else 0
     if _late == 1:
         log.error("a call is left to the script alone: %s", outcome.trouble)
@@ -96,15 +126,19 @@ def ranks() -> Ranks:
 
     Raises:
         RankUnknownError: it could not be found out; names what to set.
+        PeerError: the ranks did not come together.
     """
     try:
         known: Ranks | None = ranks_from(os.environ)
     except RankUnknownError:
         known = None
-    if agreed(known is not None) and known is not None:
+    outcome = hold(trouble="" if known is not None else "it has no local rank")
+    if outcome.ok and known is not None:
         return known
     rank, size = dist.get_rank(), dist.get_world_size()
-    channel, host = _channel("hosts"), socket.gethostname()
+    if _meeting is None:
+        raise PeerError(f"the ranks did not come together: {outcome.trouble}", rank=rank)
+    channel, host = _meeting.channel.under("hosts"), socket.gethostname()
     channel.post(str(rank), host)
     hosts = channel.read_many([str(other) for other in range(size)]) if agreed(True) else []
     if len(hosts) != size:
@@ -114,8 +148,23 @@ def ranks() -> Ranks:
     return Ranks(rank, size, hosts[:rank].count(host))
 
 
-def _talk(number: int, answer: Callable[[], Any], trouble: str, deadline: Deadline) -> Outcome:
-    channel, rank, size = _channel(f"round-{number}"), dist.get_rank(), dist.get_world_size()
+def _met(store: Store, deadline: Deadline) -> _Meeting:
+    """The meeting of this process group, called at the first round; raises as ``roster.meet`` does."""
+    if _meeting is not None and _meeting.store() is store and _meeting.pid == os.getpid():
+        return _meeting
+    channel = Channel(store, "mlflashpoint/script")
+    name = meet(
+        channel.under("start"),
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        deadline_s=deadline.remaining_s,
+    )
+    return _Meeting(channel.under(f"run-{name}"), weakref.ref(store), os.getpid())
+
+
+def _talk(meeting: _Meeting, answer: Callable[[], Any], trouble: str, deadline: Deadline) -> Outcome:
+    meeting.rounds += 1
+    channel, rank, size = meeting.channel.under(f"round-{meeting.rounds}"), dist.get_rank(), dist.get_world_size()
     if trouble:
         raw = channel.decide("outcome", [rank, trouble, None])
     else:
@@ -148,10 +197,6 @@ def _decision(answer: Callable[[], Any]) -> Outcome:
     except Exception as error:
         log.error("rank 0 can't decide: %s", error, exc_info=True)
         return Outcome(rank=0, trouble=f"{type(error).__name__}: {error}"[:_MAX_TEXT])
-
-
-def _channel(name: str) -> Channel:
-    return Channel(dist.distributed_c10d._get_default_store(), f"mlflashpoint/script/{name}")
 
 
 def _several() -> bool:

@@ -21,7 +21,7 @@ from mlflashpoint.adapter.pytorch.script.retirement import retire
 from mlflashpoint.adapter.pytorch.script.saves import BROKEN, Original
 from mlflashpoint.adapter.pytorch.script.stream import Stream, Version
 from mlflashpoint.adapter.pytorch.script.streams import abandon, stream_of
-from mlflashpoint.errors import FlashpointError, NoVersionError
+from mlflashpoint.errors import FlashpointError, NoVersionError, PeerError
 from mlflashpoint.settings import StoreConfig
 
 log = logging.getLogger("mlflashpoint.adapter")
@@ -30,20 +30,31 @@ log = logging.getLogger("mlflashpoint.adapter")
 def load(original: Original, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Around ``load``."""
     asked = request(args, kwargs, "storage_reader")
-    if isinstance(asked, str) or given_up():
+    if isinstance(asked, str):
         log.debug("a load is left alone: %s", asked)
         return original()
-    group = hold(lambda: _group(asked.path)).answer
-    stream = None if group is None else stream_of(group, asked.path, asked.alone)
+    place = None if given_up() else hold(lambda: _place(asked.path)).answer
+    if place is None:
+        return _from_disk(original, asked.path)
+    group, last_durable = place
+    stream = stream_of(group, asked.path, asked.alone)
     if stream is None:
+        if last_durable:
+            original.error = _out_of_reach(asked.path, last_durable)
+            raise original.error
         return original()
     versions = _find(stream)
     outcome = hold(lambda: _judge(stream, asked.path, versions), trouble=BROKEN * bool(stream.broken))
-    if outcome.trouble == BROKEN:
-        abandon(stream, stream.broken or f"rank {outcome.rank} has lost the process group of memory saves")
-        return original()
     verdict = outcome.answer
     source, note = ("disk", "") if verdict is None else (verdict["source"], verdict["note"])
+    if outcome.trouble == BROKEN:
+        abandon(stream, stream.broken or f"rank {outcome.rank} has lost the process group of memory saves")
+        source, note = ("out of reach", last_durable) if last_durable else ("script", "")
+    if source == "script":
+        return original()
+    if source == "out of reach":
+        original.error = _out_of_reach(asked.path, note)
+        raise original.error
     if source == "lost":
         original.error = NoVersionError(
             "the checkpoint was in memory only, and memory does not have it any more",
@@ -53,10 +64,10 @@ def load(original: Original, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
         )
         raise original.error
     if source == "memory":
-        version = next((version for version in versions if version.token == verdict["token"]), None)
+        version = next((version for version in versions or () if version.token == verdict["token"]), None)
         _from_memory(original, stream, asked, version, on_disk=bool(note))
     else:
-        original()
+        _from_disk(original, asked.path)
     if not stream.has_saved:
         stream.newest_is_memory = source == "memory" and not note
     if verdict is not None and stream.runtime.rank == 0:
@@ -101,36 +112,65 @@ def _from_memory(original: Original, stream: Stream, asked: Request, version: Ve
     original.skip()
 
 
-def _group(path: Path) -> str:
-    """The store that has the checkpoint in ``path``, if any has."""
+def _from_disk(original: Original, path: Path) -> Any:
+    """The script's own load, which can't load what is in memory only: then the error says what is the matter."""
+    try:
+        return original()
+    except CheckpointException as failure:
+        last_durable = _memory_only(path)
+        if not last_durable:
+            raise
+        original.error = _out_of_reach(path, last_durable)
+        raise original.error from failure
+
+
+def _memory_only(path: Path) -> str:
+    """The last durable checkpoint before the one in ``path``, if that is in memory only; else empty."""
+    mark = marker.read(path)
+    return "" if mark is None or marker.identity(path) is not None else mark.last_durable
+
+
+def _out_of_reach(path: Path, last_durable: str) -> PeerError:
+    return PeerError(
+        "the checkpoint is in memory only, and memory could not be reached; the log says why",
+        path=path,
+        remedy=f"start again: memory keeps it as long as the nodes are up; the last durable one is {last_durable}",
+    )
+
+
+def _place(path: Path) -> tuple[str, str]:
+    """The store that has the checkpoint in ``path``, if any has, and the last durable one if it is in memory only."""
     mark, identity = marker.read(path), marker.identity(path)
     if identity is not None:
-        return journal.group_that_wrote(identity, StoreConfig.from_env().base_container) or group_of(path)
-    return group_of(path) if mark is None else mark.group
+        return journal.group_that_wrote(identity, StoreConfig.from_env().base_container) or group_of(path), ""
+    return group_of(path) if mark is None else mark.group, _memory_only(path)
 
 
-def _find(stream: Stream) -> Sequence[Version]:
+def _find(stream: Stream) -> Sequence[Version] | None:
+    """The versions in memory, None if they can't be told."""
     try:
         return stream.find()
     except FlashpointError as error:
         # Raised on every rank.
         log.error("memory can't be asked for a version: %s", error)
-        return []
+        return None
 
 
-def _judge(stream: Stream, path: Path, versions: Sequence[Version]) -> dict[str, Any]:
+def _judge(stream: Stream, path: Path, versions: Sequence[Version] | None) -> dict[str, Any]:
     """Where ``path`` is to be loaded from, and which version that is.
 
-    ``note`` is a remedy if it is lost, and else not empty if the disk has it as well.
+    ``note`` is a remedy if it is lost, the last durable one if it is out of reach, and else tells that the disk has it.
     """
     identity, mark = marker.identity(path), marker.read(path)
     if identity is not None:
         # A script may have put an older checkpoint back under this name.
         token = stream.journal.token_of(identity)
-        known = token in {version.token for version in versions}
+        known = token in {version.token for version in versions or ()}
         return {"source": "memory" if known else "disk", "token": token, "note": "on disk"}
     if mark is None:
         return {"source": "disk", "token": "", "note": "on disk"}
+    if versions is None:
+        return {"source": "out of reach", "token": "", "note": mark.last_durable}
     tokens = {version.token for version in versions}
     if mark.token in tokens:
         return {"source": "memory", "token": mark.token, "note": ""}

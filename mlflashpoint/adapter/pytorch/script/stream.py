@@ -8,7 +8,6 @@ the step; a version's shards hold the token by which the folder of a checkpoint 
 from __future__ import annotations
 
 import contextlib
-import datetime
 import json
 import logging
 import warnings
@@ -17,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -25,15 +23,16 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from mlflashpoint.adapter.pytorch.planner import StructureSavePlanner
 from mlflashpoint.adapter.pytorch.script.calls import told
-from mlflashpoint.adapter.pytorch.script.council import agreed
+from mlflashpoint.adapter.pytorch.script.council import hold
 from mlflashpoint.adapter.pytorch.script.custody import Custody
 from mlflashpoint.adapter.pytorch.script.journal import Journal
+from mlflashpoint.adapter.pytorch.script.process_group import connected_group
 from mlflashpoint.adapter.pytorch.shards import Shards
 from mlflashpoint.adapter.pytorch.store import MemoryStore
 from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.core.ranks import Ranks
 from mlflashpoint.core.runtime import Runtime
-from mlflashpoint.errors import FlashpointError, NoVersionError
+from mlflashpoint.errors import FlashpointError, NoVersionError, PeerError
 from mlflashpoint.settings import StoreConfig
 
 log = logging.getLogger("mlflashpoint.adapter")
@@ -96,14 +95,17 @@ class Stream:
     def runtime(self) -> Runtime:
         return self.store.runtime
 
-    def connect(self) -> None:
-        """Make the process group that memory saves and loads talk in; collective.
+    def connect(self, name: str, seconds: float) -> None:
+        """Make the process group that memory saves and loads talk in; collective, and raises as its maker does.
 
         The job's own would do, but for the thread of ``async_save``, which talks in it at times of its own.
+
+        Args:
+            name: of the group, equal on all ranks and new.
+            seconds: longest time that it may take.
         """
         if self.runtime.world_size > 1:
-            timeout = datetime.timedelta(seconds=self.runtime.config.deadline_s)
-            self._process_group = dist.new_group(backend="gloo", timeout=timeout)
+            self._process_group = connected_group(name, connect_s=seconds, timeout_s=self.runtime.config.deadline_s)
 
     def find(self) -> list[Version]:
         """The versions that can be loaded, the newest first; collective, and raises FlashpointError on every rank.
@@ -117,7 +119,10 @@ class Stream:
         found: list[Version] = []
         for number in range(newest.step, max(-1, newest.step - 1 - _BACK), -1):
             token = self._token_of(self.store.version(number), number == newest.step)
-            if agreed(token is not None) and token is not None:
+            outcome = hold(trouble="" if token is not None else "it has no such version")
+            if outcome.rank == -1:
+                raise PeerError(f"the ranks did not come together: {outcome.trouble}", rank=self.runtime.rank)
+            if outcome.ok and token is not None:
                 found.append(Version(number, token, self.store.version(number)))
         return found
 

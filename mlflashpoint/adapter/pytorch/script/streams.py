@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import secrets
 
-from mlflashpoint.adapter.pytorch.script.council import agreed, given_up, ranks
+from mlflashpoint.adapter.pytorch.script.council import given_up, hold, ranks
 from mlflashpoint.adapter.pytorch.script.stream import Stream
 from mlflashpoint.core.deadline import ready_for_the_end
 from mlflashpoint.core.ranks import Ranks
@@ -13,6 +14,8 @@ log = logging.getLogger("mlflashpoint.adapter")
 
 #: stores of this process; a script that names its folders at random would else fill the node's memory
 _MOST = 4
+#: to connect the ranks, within one deadline
+_TRIES = 2
 
 _streams: dict[str, Stream | None] = {}
 
@@ -43,7 +46,7 @@ def stream_of(group: str, what: object, alone: bool) -> Stream | None:
         ready_for_the_end()
     except Exception as error:
         problem = str(error)
-    if not agreed(stream is not None) or not agreed(stream is not None and _connected(stream)):
+    if not _connected(stream):
         log.error("checkpoints like %s do not go to memory: %s", what, problem or "another rank can't")
         if stream is not None:
             stream.store.close()
@@ -73,10 +76,21 @@ def forget_streams() -> None:
     _streams.clear()
 
 
-def _connected(stream: Stream) -> bool:
-    try:
-        stream.connect()
-        return True
-    except Exception as error:
-        log.error("memory saves have no process group: %s", error)
-        return False
+def _connected(stream: Stream | None) -> bool:
+    """Whether all ranks have a stream, and have connected it; collective."""
+    for _ in range(_TRIES):
+        outcome = hold(lambda: secrets.token_hex(8), trouble="" if stream is not None else "it has no store")
+        if not outcome.ok or stream is None:
+            return False
+        problem = ""
+        try:
+            stream.connect(outcome.answer, stream.runtime.config.deadline_s / _TRIES)
+        except Exception as error:
+            problem = str(error)
+            log.error("memory saves have no process group: %s", error)
+        outcome = hold(trouble=problem)
+        if outcome.ok:
+            return True
+        if outcome.rank == -1:
+            return False
+    return False
