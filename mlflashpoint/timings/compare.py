@@ -7,16 +7,11 @@ from dataclasses import dataclass
 
 from mlflashpoint.errors import ComparisonOptionError, TimingsError
 from mlflashpoint.timings import stats
+from mlflashpoint.timings.control import CONTROLS, TOLERANCE_PERCENT, judge
 from mlflashpoint.timings.samples import BACKGROUND, OURS, TimingSet
 
-#: timers of durable saves, which no arm changes, the preferred one first
-CONTROLS = ("save-checkpoint", "global-checkpoint-save", "observed-durable-save")
 #: timers of the saves that stand in for durable ones, the preferred one first
 SUBSTITUTES = ("save-checkpoint-non-persistent", "observed-non-persistent-save", "flashpoint-save")
-#: a control that differs by less is never held against the comparison
-TOLERANCE_PERCENT = 2.0
-#: with more noise than this a control that does not differ says nothing
-LARGEST_NOISE_PERCENT = 30.0
 
 MODE_SENTENCE = (
     "It is a saving only in replace mode, where those steps skip the durable write; in non_persistent and augment mode "
@@ -146,7 +141,7 @@ def compare(
     name = _control_name(one, other, control)
     names = sorted({*one.timers, *other.timers}, key=lambda timer: _place(timer, name, one, other))
     rows = tuple(_row(timer, one, other, timer == name, seed) for timer in names)
-    verdict = _judge(next((row for row in rows if row.control), None), one, other, tolerance_percent)
+    verdict = judge(name, _values(one, name), _values(other, name), tolerance_percent)
     return Comparison(
         baseline=one,
         candidate=other,
@@ -182,8 +177,8 @@ def _place(timer: str, control: str | None, one: TimingSet, other: TimingSet) ->
     return timer != control, timer.startswith(BACKGROUND), timer.startswith(OURS), sides, timer
 
 
-def _values(timings: TimingSet, timer: str) -> list[float]:
-    return [sample.seconds for sample in timings.timers.get(timer, ())]
+def _values(timings: TimingSet, timer: str | None) -> list[float]:
+    return [sample.seconds for sample in timings.timers.get(timer or "", ())]
 
 
 def _row(timer: str, one: TimingSet, other: TimingSet, control: bool, seed: int) -> Row:
@@ -205,36 +200,6 @@ def _row(timer: str, one: TimingSet, other: TimingSet, control: bool, seed: int)
         control=control,
         background=background,
     )
-
-
-@dataclass(frozen=True)
-class _Verdict:
-    sentence: str
-    holds: bool = False
-    against: tuple[str, ...] = ()
-
-
-def _judge(row: Row | None, one: TimingSet, other: TimingSet, tolerance: float) -> _Verdict:
-    if row is None or row.baseline is None or row.candidate is None or row.delta is None:
-        return _Verdict("No control: no timer of durable saves is in both arms, so nothing vouches for the difference.")
-    # Welch's interval, not the bootstrap's: it is right for the three or four durable saves that a short run has
-    interval = stats.welch_interval(_values(one, row.timer), _values(other, row.timer))
-    change = "n/a" if row.percent is None else f"{row.percent:+.1f} %"
-    if interval is None:
-        return _Verdict(f"Control {row.timer}: {change}; one save in an arm does not tell its noise.")
-    share = 50 * (interval[1] - interval[0]) / row.baseline.mean if row.baseline.mean else 0.0
-    noise = f"noise of ±{share:.1f} %"
-    if (interval[0] > 0 or interval[1] < 0) and abs(row.delta) > tolerance / 100 * row.baseline.mean:
-        return _Verdict(
-            f"Control {row.timer} differs by {change}, beyond its {noise}.",
-            against=(
-                f"the control {row.timer} differs by {change}, beyond its {noise}: the runs differ in something else "
-                "than the arm",
-            ),
-        )
-    if share > LARGEST_NOISE_PERCENT:
-        return _Verdict(f"Control {row.timer}: {change}, but its {noise} would hide a difference of that size.")
-    return _Verdict(f"Control {row.timer}: {change}, within its {noise}.", holds=True)
 
 
 def _different_jobs(one: TimingSet, other: TimingSet) -> tuple[str, ...]:

@@ -17,6 +17,11 @@ def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
+def rounded(value: float, digits: int) -> float:
+    """``round`` that makes no negative zero, which would be shown with its sign."""
+    return round(value, digits) + 0.0
+
+
 def quantile(values: Sequence[float], share: float) -> float:
     """Linear interpolation between the two nearest order statistics (numpy's default)."""
     ordered = sorted(values)

@@ -78,6 +78,38 @@ def test_a_difference_below_the_tolerance_is_not_held_against_it() -> None:
     assert _compared({_DURABLE: steady}, {_DURABLE: shifted}, tolerance_percent=0.5).invalid != ()
 
 
+def test_a_tolerated_difference_beyond_the_noise_is_not_called_noise() -> None:
+    steady = [18.3, 18.31, 18.3, 18.31]
+    comparison = _compared({_DURABLE: steady}, {_DURABLE: [value * 1.01 for value in steady]})
+    assert comparison.control == (
+        "Control save-checkpoint: +1.0 %, beyond its noise of ±0.1 %, within the tolerance of 2 %."
+    )
+    assert comparison.vouched
+
+
+def test_a_tolerated_difference_of_a_control_that_is_all_noise_vouches_for_nothing() -> None:
+    comparison = _compared({_DURABLE: [1.0, 1.2, 1.4]}, {_DURABLE: [1.8, 2.2, 2.4]}, tolerance_percent=100)
+    assert "+77.8 %, beyond its noise of" in comparison.control
+    assert (comparison.vouched, comparison.invalid) == (False, ())
+
+
+def test_a_difference_that_rounds_to_nothing_has_no_minus() -> None:
+    comparison = _compared({_DURABLE: [18.1, 18.3, 18.5]}, {_DURABLE: [18.1, 18.3, 18.499]})
+    assert comparison.control.startswith("Control save-checkpoint: +0.0 %, within its noise of")
+
+
+def test_a_control_that_took_no_time_vouches_for_nothing() -> None:
+    comparison = _compared({_DURABLE: [0.0, 0.0]}, {_DURABLE: [0.0, 0.0]})
+    assert (comparison.vouched, comparison.invalid) == (False, ())
+    assert "no measurable time" in comparison.control
+
+
+def test_a_control_that_took_time_in_one_arm_alone_is_told_in_milliseconds() -> None:
+    comparison = _compared({_DURABLE: [0.0, 0.0]}, {_DURABLE: [0.1, 0.1]})
+    assert "differs by +100.0 ms, beyond its noise of ±0.0 ms" in comparison.control
+    assert len(comparison.invalid) == 1
+
+
 def test_three_noisy_saves_do_not_invalidate_by_chance() -> None:
     """Where the bootstrap of three values would see a difference, Welch's interval does not."""
     comparison = _compared({_DURABLE: [1.0, 1.1, 1.2]}, {_DURABLE: [1.2, 1.25, 1.5]})
