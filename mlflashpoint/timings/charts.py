@@ -20,6 +20,8 @@ _CORNERS = {
     "triangle": ((0, -1.25), (1.25, 1), (-1.25, 1)),
 }
 _GOLDEN = 0.618034
+#: height of a series' name and mean beside the drawing, and of the drawing of an arm that has few series
+_LABEL, _PANEL = 34, 176
 
 
 def stall_over_time(comparison: Comparison) -> str:
@@ -32,7 +34,9 @@ def stall_over_time(comparison: Comparison) -> str:
     by_step = all(sample.step is not None for sample in samples)
     across = Scale.of_steps([_place(sample, by_step) for sample in samples])
     upward = Scale.of_times([sample.seconds for sample in samples])
-    left, right, top, height, gap = 66, 262, 34, 176, 46
+    # with the names of all series beside it; the arms are equally high, for one is read against the other
+    most = max(sum(timer in arm.timers for timer in timers) for arm in arms)
+    left, right, top, height, gap = 66, 262, 34, max(_PANEL, (most - 1) * _LABEL), 46
     inner = _WIDTH - left - right
     parts = []
     for index, arm in enumerate(arms):
@@ -144,14 +148,13 @@ def _series_labels(
     labels: list[tuple[float, int, str, float]], x: float, y0: float, height: float, arm: int
 ) -> Iterator[str]:
     """The series' names beside their means, pushed apart where they would overlap."""
-    room = 34.0
     labels.sort()
     places: list[float] = []
     for wanted, *_ in labels:
-        places.append(max(wanted, places[-1] + room) if places else wanted)
+        places.append(max(wanted, places[-1] + _LABEL) if places else wanted)
     overshoot = (places[-1] - (y0 + height)) if places else 0.0
     for index in range(len(places) - 1, -1, -1):
-        limit = y0 + height - (len(places) - 1 - index) * room
+        limit = y0 + height - (len(places) - 1 - index) * _LABEL
         if overshoot > 0:
             places[index] = min(places[index], limit)
     for y, (_, shape, timer, centre) in zip(places, labels, strict=True):

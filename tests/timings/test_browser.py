@@ -169,16 +169,34 @@ def test_nothing_sticks_out_of_the_page(tmp_path: Path, width: int) -> None:
         assert all(scroll <= client for scroll, client in state["tables"])
 
 
+def _assert_texts_are_apart(drawing: dict[str, Any]) -> None:
+    left, top, right, bottom = drawing["box"]
+    texts = drawing["texts"]
+    assert len(texts) > 10
+    for index, text in enumerate(texts):
+        box = text["box"]
+        assert left - 1 <= box[0] and box[2] <= right + 1 and top - 1 <= box[1] and box[3] <= bottom + 1, text
+        for other in texts[index + 1 :]:
+            assert not _overlap(box, other["box"]), (text["text"], other["text"])
+
+
 def test_texts_in_the_drawings_lie_inside_and_do_not_overlap(tmp_path: Path) -> None:
     for drawing in _probed(tmp_path)["drawings"]:
-        left, top, right, bottom = drawing["box"]
-        texts = drawing["texts"]
-        assert len(texts) > 10
-        for index, text in enumerate(texts):
-            box = text["box"]
-            assert left - 1 <= box[0] and box[2] <= right + 1 and top - 1 <= box[1] and box[3] <= bottom + 1, text
-            for other in texts[index + 1 :]:
-                assert not _overlap(box, other["box"]), (text["text"], other["text"])
+        _assert_texts_are_apart(drawing)
+
+
+@pytest.mark.parametrize("count", [6, 7, 9, 40])
+def test_names_of_any_number_of_timers_stand_beside_their_arm(tmp_path: Path, count: int) -> None:
+    timers = {f"flashpoint-save[{number}]": [0.5 + number / 1000, 0.6] for number in range(count)}
+    # all means near the upper end, or near the lower one: there they are pushed the furthest
+    for spread in (1.0, 40.0):
+        arms = [timing_set(label, {"save-checkpoint": [0.6 * spread, 0.61], **timers}) for label in ("one", "other")]
+        drawing = _probed(tmp_path, html=page.render(compare(*arms)))["drawings"][0]
+        _assert_texts_are_apart(drawing)
+        border = next(text["box"][1] for text in drawing["texts"] if text["text"] == "other")
+        names = [text["box"] for text in drawing["texts"] if text["style"] == "series"]
+        assert len(names) == 2 * (count + 1)
+        assert sum(box[3] <= border for box in names) == count + 1
 
 
 def test_every_save_is_a_mark_at_its_height(tmp_path: Path) -> None:
