@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
+
+#: exit code of a command that Ctrl-C has ended, as a shell tells it
+INTERRUPTED = 128 + signal.SIGINT
 
 #: name -> (module with ``main(argv) -> int``, one line for ``--help``)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -28,7 +32,7 @@ def _usage() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one subcommand; returns its exit code (2 for a usage error)."""
+    """Run one subcommand; returns its exit code (2 for a usage error, 130 after Ctrl-C)."""
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or arguments[0] in ("-h", "--help"):
         (sys.stdout if arguments else sys.stderr).write(_usage())
@@ -45,8 +49,13 @@ def main(argv: list[str] | None = None) -> int:
     agent = sys.modules.get("mlflashpoint.agent.start")
     if agent is not None:
         agent.stop()
-    module = importlib.import_module(COMMANDS[arguments[0]][0])
-    return int(module.main(arguments[1:]))
+    try:
+        module = importlib.import_module(COMMANDS[arguments[0]][0])
+        return int(module.main(arguments[1:]))
+    except KeyboardInterrupt:
+        # whoever pressed it knows; a second one must not strike while the process ends
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return INTERRUPTED
 
 
 if __name__ == "__main__":

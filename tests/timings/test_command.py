@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import json
 import os
+import signal
+import struct
 import subprocess
 import sys
+import termios
+import time
 from pathlib import Path
 
 import pytest
@@ -162,6 +167,48 @@ def test_a_reader_that_stops_early_is_no_error(tmp_path: Path) -> None:
     assert process.stderr.read() == b""
     assert process.wait(30) == 0
     process.stderr.close()
+
+
+def test_an_interrupt_while_it_waits_for_its_input_is_quiet(tmp_path: Path) -> None:
+    (tmp_path / "out.json").write_text("precious")
+    command = [sys.executable, "-m", "mlflashpoint.cli", "timings", "parse", "--label", "a", "-"]
+    # the input shows when the command waits for more of it: its pipe is empty then
+    process = subprocess.Popen(
+        [*command, "--output", "out.json"],
+        env=environ(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+    )
+    assert process.stdin is not None
+    try:
+        process.stdin.write(_BRIDGE.read_bytes())
+        process.stdin.flush()
+        deadline = time.monotonic() + 30
+        while struct.unpack("i", fcntl.ioctl(process.stdin, termios.FIONREAD, b"1234"))[0]:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        shown = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert shown == (b"", b"")
+    assert (tmp_path / "out.json").read_text() == "precious"
+
+
+@pytest.mark.parametrize("command", ["ab", "timings"])
+def test_an_interrupt_while_a_command_is_loaded_is_quiet(tmp_path: Path, command: str) -> None:
+    program = (
+        "import importlib, os, signal, sys; from mlflashpoint import cli\n"
+        "importlib.import_module = lambda name: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.exit(cli.main(sys.argv[1:]))"
+    )
+    run = [sys.executable, "-c", program, command]
+    done = subprocess.run(run, cwd=tmp_path, env=environ(), capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_the_commands_work_without_torch_and_numpy(tmp_path: Path) -> None:
