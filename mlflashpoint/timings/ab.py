@@ -158,10 +158,11 @@ def _parser() -> shared.Parser:
     parser.add_argument(
         "--grace-s",
         type=shared.number,
-        default=45.0,
+        default=8.0,
         action=shared.Once,
         metavar="S",
-        help="time to stop after SIGINT and again after SIGTERM (default 45: torchrun gives its workers 30)",
+        help="time to stop after SIGINT, again after SIGTERM, and again for what is left behind (default 8: all of "
+        "it fits into the 30 that Slurm and Kubernetes give)",
     )
     parser.add_argument("--dry-run", action="store_true", help="show the runs without running them")
     shared.add_comparison(parser)

@@ -65,7 +65,8 @@ def run(
         environ: its whole environment.
         log: where standard output and error go.
         deadline_s: seconds after which it is stopped.
-        grace_s: seconds that it has to stop after SIGINT, and again after SIGTERM, before SIGKILL.
+        grace_s: seconds that it has to stop after SIGINT, which is left out where it is ignored, and again after
+            SIGTERM, before SIGKILL; and that what it leaves behind has after SIGTERM.
         watch: called several times a second with the seconds that have passed.
 
     Raises:
@@ -117,7 +118,9 @@ def run(
 def _stop(process: subprocess.Popen[bytes], grace_s: float) -> None:
     """SIGINT, then SIGTERM, then SIGKILL, which comes at once if another signal asks for the end meanwhile."""
     told = signals.hurried()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    # a shell's ``&`` ignores SIGINT, and the command has inherited that with the rest
+    deaf = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    for number in (signal.SIGTERM,) if deaf else (signal.SIGINT, signal.SIGTERM):
         if process.poll() is not None:
             return
         _signal_group(process, number)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from mlflashpoint.timings import ab
 from mlflashpoint.timings.samples import TimingSet
 from tests.timings.helpers import environ, mlflashpoint
 
@@ -287,6 +288,24 @@ def test_a_signal_that_was_ignored_at_the_start_stays_ignored(tmp_path: Path, nu
         process.kill()
         process.wait()
     assert process.returncode == 0, errors
+
+
+def test_where_the_job_ignores_an_interrupt_it_is_terminated_without_waiting(tmp_path: Path) -> None:
+    """A shell's ``&`` starts what it starts with SIGINT ignored."""
+    process = _started(tmp_path, ("--arm", "a", "HANG=600", "--arm", "b", "--grace-s", "60"), (signal.SIGINT,))
+    try:
+        _wait_for(tmp_path / "out" / "logs" / "a-r1.log", "hanging")
+        os.kill(process.pid, signal.SIGTERM)
+        _, errors = process.communicate(timeout=40)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 143, errors
+
+
+def test_the_default_patience_with_a_deaf_job_is_shorter_than_a_schedulers() -> None:
+    """Slurm and Kubernetes give 30 seconds; the comparison of what is done needs some of them."""
+    assert 3 * ab._parser().parse_args(["--arm", "a"]).grace_s <= 25
 
 
 def test_a_hangup_has_its_exit_code_in_the_help(tmp_path: Path) -> None:
