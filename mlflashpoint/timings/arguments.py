@@ -43,9 +43,14 @@ class Parser(argparse.ArgumentParser):
         console.show(message)
 
 
+def is_label(text: str) -> bool:
+    """Whether it can name an arm, and so be part of file names and job ids."""
+    return _LABEL.fullmatch(text) is not None and len(text.encode()) <= _LABEL_BYTES
+
+
 def label(text: str) -> str:
-    """The name of an arm: it becomes part of file names and job ids."""
-    if not _LABEL.fullmatch(text) or len(text.encode()) > _LABEL_BYTES:
+    """The name of an arm."""
+    if not is_label(text):
         raise argparse.ArgumentTypeError(f"{text!r} is no label: use letters, digits, '.', '_', '+' and '-', up to 64")
     return text
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from mlflashpoint.errors import TimingsError
+from mlflashpoint.timings.arguments import is_label
 
 FORMAT = "mlflashpoint timings"
 VERSION = 1
+UNIT = "seconds, maximum across ranks"
 #: timers that block nothing: the training goes on meanwhile
 BACKGROUND = "flashpoint-commit"
 #: timers out of our own records; they measure the same saves as a framework's timers, from within
@@ -99,7 +101,7 @@ class TimingSet:
             "format": FORMAT,
             "version": VERSION,
             "label": self.label,
-            "unit": "seconds, maximum across ranks",
+            "unit": UNIT,
             "job": dict(self.job),
             "sources": [asdict(source) for source in self.sources],
             "timers": {timer: [plain(sample) for sample in samples] for timer, samples in self.timers.items()},
@@ -119,26 +121,31 @@ class TimingSet:
         try:
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
-            reason = " ".join(str(error).split())[:100]
+            known = isinstance(error, json.JSONDecodeError)
+            reason = " ".join(str(error).split())[:100] if known else "a number or the nesting in it has no end"
             raise TimingsError(f"not a whole JSON file ({reason})", path=path, remedy=_PARSE) from None
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise TimingsError("not a result of 'timings parse'", path=path, remedy=_PARSE)
-        if document.get("version") != VERSION:
-            raise TimingsError(f"format version {document.get('version')!r} is not {VERSION}", path=path, remedy=_PARSE)
         try:
+            for name, needed in (("version", VERSION), ("unit", UNIT)):
+                found = _member(document, name)
+                if type(found) is not type(needed) or found != needed:
+                    raise TimingsError(f"format {name} {_shown(found)} is not {needed!r}", path=path, remedy=_PARSE)
             return cls(
-                label=_text(document["label"]),
-                timers={_text(timer): _samples(rows) for timer, rows in document["timers"].items()},
-                job={_text(name): _facts(values) for name, values in document["job"].items()},
-                failed={_text(timer): _whole(count) for timer, count in document["failed"].items()},
-                skipped={_text(timer): _whole(count) for timer, count in document["skipped"].items()},
-                sources=tuple(_source(source) for source in document["sources"]),
-                notes=tuple(_text(note) for note in _list(document["notes"])),
+                label=_label(_member(document, "label")),
+                timers={timer: _samples(rows, timer) for timer, rows in _members(document, "timers")},
+                job={name: _facts(values) for name, values in _members(document, "job")},
+                failed={
+                    timer: _whole(count, f"failed saves of {timer}") for timer, count in _members(document, "failed")
+                },
+                skipped={
+                    timer: _whole(count, f"skipped saves of {timer}") for timer, count in _members(document, "skipped")
+                },
+                sources=tuple(_source(source) for source in _list(_member(document, "sources"), "sources")),
+                notes=tuple(_text(note, "a note") for note in _list(_member(document, "notes"), "notes")),
             )
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise TimingsError(
-                f"damaged result of 'timings parse' ({type(error).__name__}: {error})", path=path, remedy=_PARSE
-            ) from None
+        except ValueError as error:
+            raise TimingsError(f"damaged result of 'timings parse': {error}", path=path, remedy=_PARSE) from None
 
     @classmethod
     def read(cls, path: Path) -> TimingSet:
@@ -146,7 +153,7 @@ class TimingSet:
         try:
             if path.stat().st_size > _MAX_BYTES:
                 raise TimingsError("too large for a result of 'timings parse'", path=path)
-            return cls.from_json(path.read_text(encoding="utf-8"), path)
+            return cls.from_json(path.read_text(encoding="utf-8-sig"), path)
         except UnicodeDecodeError:
             raise TimingsError("not a result of 'timings parse'", path=path, remedy=_PARSE) from None
         except OSError as error:
@@ -156,62 +163,94 @@ class TimingSet:
 _PARSE = "make it with 'mlflashpoint timings parse'"
 
 
-def _samples(rows: Any) -> tuple[Sample, ...]:
-    if not isinstance(rows, list) or not rows:
-        raise ValueError("a timer without samples")
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+def _object(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{what}: {_shown(value)} is no object")
+    return value
+
+
+def _member(fields: Mapping[str, Any], name: str) -> Any:
+    if name not in fields:
+        raise ValueError(f"{name!r} is missing")
+    return fields[name]
+
+
+def _members(fields: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
+    return list(_object(_member(fields, name), name).items())
+
+
+def _list(value: Any, what: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{what}: {_shown(value)} is no list")
+    return value
+
+
+def _label(value: Any) -> str:
+    if not is_label(_text(value, "label")):
+        raise ValueError(f"{_shown(value)} is no label")
+    return str(value)
+
+
+def _samples(rows: Any, timer: str) -> tuple[Sample, ...]:
+    if not timer or not _list(rows, timer):
+        raise ValueError("a timer without samples" if timer else "a timer without a name")
     samples = []
     for row in rows:
-        step, least, ranks = row.get("step"), row.get("least"), row.get("ranks")
-        seconds = _seconds(row["seconds"])
-        if least is not None and _seconds(least) > seconds:
-            raise ValueError(f"{least!r} is no minimum of {seconds!r}")
+        fields = _object(row, timer)
+        step, least, ranks = fields.get("step"), fields.get("least"), fields.get("ranks")
+        seconds = _seconds(_member(fields, "seconds"), timer)
+        if least is not None and _seconds(least, timer) > seconds:
+            raise ValueError(f"{timer}: {least!r} is no minimum of {seconds!r}")
         samples.append(
             Sample(
                 seconds=seconds,
-                run=_whole(row["run"]),
-                order=_whole(row["order"]),
-                step=None if step is None else _whole(step),
-                least=None if least is None else _seconds(least),
-                ranks=None if ranks is None else _whole(ranks),
+                run=_whole(_member(fields, "run"), "run"),
+                order=_whole(_member(fields, "order"), "order"),
+                step=None if step is None else _whole(step, "step"),
+                least=None if least is None else _seconds(least, timer),
+                ranks=None if ranks is None else _whole(ranks, "ranks"),
             )
         )
     return tuple(samples)
 
 
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError(f"{type(value).__name__} in the place of a list")
-    return value
-
-
 def _facts(values: Any) -> list[Any]:
-    for value in _list(values):
+    for value in _list(values, "job"):
         if type(value) is not int and not isinstance(value, str):
-            raise ValueError(f"{type(value).__name__} is no fact of a job")
+            raise ValueError(f"{_shown(value)} is no fact of a job")
     return list(values)
 
 
 def _source(fields: Any) -> Source:
-    source = Source(**fields)
-    for name, value in asdict(source).items():
-        _text(value) if name == "path" else _whole(value)
-    return source
+    given = _object(fields, "sources")
+    for name in ("path", "lines", "samples"):
+        _member(given, name)
+    for name, value in given.items():
+        if name not in Source.__dataclass_fields__:
+            raise ValueError(f"a log has no {_shown(name)}")
+        _text(value, name) if name == "path" else _whole(value, name)
+    return Source(**given)
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, what: str) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text")
+        raise ValueError(f"{what}: {_shown(value)} is no text")
     return value
 
 
-def _whole(value: Any) -> int:
+def _whole(value: Any, what: str) -> int:
     if type(value) is not int or not 0 <= value <= _MOST:
-        raise ValueError("a number is no count")
+        raise ValueError(f"{what}: {_shown(value)} is no count")
     return value
 
 
-def _seconds(value: Any) -> float:
+def _seconds(value: Any, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < _MOST_SECONDS:
-        raise ValueError("a number is no time")
+        raise ValueError(f"{what}: {_shown(value)} is no time in seconds")
     # no timer is finer; what is smaller could not be drawn
     return round(float(value), 9)

@@ -308,3 +308,53 @@ def test_an_edited_result_is_compared_or_refused_in_one_line(tmp_path: Path, cha
         code = main(["compare", *map(str, files), "--output", str(tmp_path / "out"), form])
         assert code in (0, 2, 3)
         (tmp_path / "out").read_text() if code != 2 else None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"unit": "ms"}, "format unit 'ms' is not 'seconds, maximum across ranks'"),
+        ({"unit": None}, "format unit None is not 'seconds"),
+        ({"version": True}, "format version True is not 1"),
+        ({"version": 2}, "format version 2 is not 1"),
+        ({"label": ""}, "'' is no label"),
+        ({"label": "<script>"}, "'<script>' is no label"),
+        ({"label": "a" * 10_000}, "… is no label"),
+        ({"timers": []}, "timers: [] is no object"),
+        ({"timers": {"": [{"seconds": 1, "run": 0, "order": 0}]}}, "a timer without a name"),
+        ({"timers": {"x": [7]}}, "x: 7 is no object"),
+        ({"timers": {"x": [{"seconds": 1, "order": 0}]}}, "'run' is missing"),
+        ({"timers": {"x": [{"seconds": "1", "run": 0, "order": 0}]}}, "x: '1' is no time in seconds"),
+        ({"sources": [{"path": "x"}]}, "'lines' is missing"),
+        ({"sources": [{"path": "x", "lines": 1, "samples": 1, "more": 1}]}, "a log has no 'more'"),
+        ({"notes": 1}, "notes: 1 is no list"),
+    ],
+    ids=str,
+)
+def test_a_result_that_can_not_be_used_is_refused_in_words_about_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, object], reason: str
+) -> None:
+    whole = json.loads(timing_set("a", {"save-checkpoint": [1.0, 2.0]}).to_json())
+    (tmp_path / "a.json").write_text(json.dumps({**whole, **change}))
+    (tmp_path / "b.json").write_text(timing_set("b", {"save-checkpoint": [1.0, 2.0]}).to_json())
+    assert main(["compare", "--baseline", str(tmp_path / "a.json"), "--candidate", str(tmp_path / "b.json")]) == 2
+    told = capsys.readouterr().err
+    assert reason in told
+    assert "Error" not in told
+    assert "__" not in told
+    assert len(told) < 400 + len(str(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, "9" * 5000])
+def test_a_result_without_end_is_refused_in_words_about_the_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    done = mlflashpoint("timings", "compare", "--baseline", "a.json", "--candidate", "a", cwd=tmp_path)
+    _assert_refused(done, "not a whole JSON file (a number or the nesting in it has no end)")
+
+
+def test_a_result_that_begins_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    for label, mark in (("a", b"\xef\xbb\xbf"), ("b", b"")):
+        text = timing_set(label, {"save-checkpoint": [1.0, 2.0]}).to_json()
+        (tmp_path / f"{label}.json").write_bytes(mark + text.encode())
+    done = mlflashpoint("timings", "compare", "--baseline", "a.json", "--candidate", "b.json", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
