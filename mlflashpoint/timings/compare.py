@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from mlflashpoint.errors import ComparisonOptionError, TimingsError
@@ -17,6 +17,9 @@ MODE_SENTENCE = (
     "It is a saving only in replace mode, where those steps skip the durable write; in non_persistent and augment mode "
     "the durable write still happens, and the memory save is added cost."
 )
+
+
+_Arms = tuple[TimingSet, TimingSet]
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,7 @@ def compare(
                 option="skip_first",
                 remedy="leave fewer out with --skip-first",
             )
-    name = _control_name(one, other, control)
+    name = _control_name((one, other), (baseline, candidate), control)
     names = sorted({*one.timers, *other.timers}, key=lambda timer: _place(timer, name, one, other))
     rows = tuple(_row(timer, one, other, timer == name, seed) for timer in names)
     verdict = judge(name, _values(one, name), _values(other, name), tolerance_percent)
@@ -149,22 +152,36 @@ def compare(
         control=verdict.sentence,
         vouched=verdict.holds,
         invalid=tuple(verdict.against + _different_jobs(one, other)),
-        cautions=tuple(_cautions(rows, one, other)),
-        headline=_headline(one, other, durable or name, substitute) if headline else None,
+        cautions=tuple(_cautions(rows, one, other) + _left_out((one, other), (baseline, candidate))),
+        headline=_headline((one, other), (baseline, candidate), durable or name, substitute) if headline else None,
         seed=seed,
         skipped_first=skip_first,
     )
 
 
-def _control_name(one: TimingSet, other: TimingSet, wanted: str | None) -> str | None:
+def _control_name(arms: _Arms, whole: _Arms, wanted: str | None) -> str | None:
     if wanted is not None:
-        for timings in (one, other):
+        for timings, before in zip(arms, whole, strict=True):
             if wanted not in timings.timers:
-                raise ComparisonOptionError(
-                    f"no timer {wanted!r} in {timings.label!r}", option="control", remedy=_names(timings)
-                )
+                skipped = wanted if wanted in before.timers else None
+                raise _no_timer(f"timer {wanted!r}", timings, skipped, option="control")
         return wanted
-    return next((timer for timer in CONTROLS if timer in one.timers and timer in other.timers), None)
+    return next((timer for timer in CONTROLS if all(timer in timings.timers for timings in arms)), None)
+
+
+def _no_timer(
+    what: str, timings: TimingSet, skipped: str | None, *, option: str, start: str = "", advice: str = ""
+) -> ComparisonOptionError:
+    """The error for a timer that is not there; ``skipped`` is its name where all its saves are left out."""
+    if skipped is not None:
+        return ComparisonOptionError(
+            f"{start}no sample of {skipped!r} in {timings.label!r} is left",
+            option=option,
+            remedy="leave fewer out with --skip-first",
+        )
+    return ComparisonOptionError(
+        f"{start}no {what} in {timings.label!r}", option=option, remedy=f"{advice}{_names(timings)}"
+    )
 
 
 def _names(timings: TimingSet) -> str:
@@ -233,23 +250,32 @@ def _cautions(rows: Sequence[Row], one: TimingSet, other: TimingSet) -> list[str
     return found
 
 
-def _headline(one: TimingSet, other: TimingSet, durable: str | None, substitute: str | None) -> Headline:
-    if durable is None:
-        durable = next((timer for timer in CONTROLS if timer in one.timers), None)
-    if durable is None or durable not in one.timers:
-        what = f"timer {durable!r}" if durable else "timer of durable saves"
-        raise ComparisonOptionError(
-            f"no headline: no {what} in {one.label!r}",
-            option="headline",
-            remedy=f"name one with --durable; {_names(one)}",
-        )
-    if substitute is None:
-        substitute = next((timer for wanted in SUBSTITUTES for timer in other.timers if timer.startswith(wanted)), None)
-    if substitute is None or substitute not in other.timers:
-        what = f"timer {substitute!r}" if substitute else "timer of memory saves"
-        raise ComparisonOptionError(
-            f"no headline: no {what} in {other.label!r}",
-            option="headline",
-            remedy=f"name one with --substitute; {_names(other)}",
-        )
-    return Headline(durable, stats.mean(_values(one, durable)), substitute, stats.mean(_values(other, substitute)))
+def _left_out(arms: _Arms, whole: _Arms) -> list[str]:
+    return [
+        f"{timer}: all {len(samples)} saves of {timings.label} are among the first ones, which are left out."
+        for timings, before in zip(arms, whole, strict=True)
+        for timer, samples in before.timers.items()
+        if timer not in timings.timers
+    ]
+
+
+def _headline(arms: _Arms, whole: _Arms, durable: str | None, substitute: str | None) -> Headline:
+    def chosen(side: int, wanted: str | None, first: tuple[str, ...], what: str, option: str) -> str:
+        def among(known: Collection[str]) -> str | None:
+            if wanted is not None:
+                return wanted if wanted in known else None
+            # behind the bracket stands the group that the save was of
+            return next((timer for name in first for timer in known if timer.partition("[")[0] == name), None)
+
+        found = among(arms[side].timers)
+        if found is None:
+            what = f"timer of {what} saves" if wanted is None else f"timer {wanted!r}"
+            start, advice = "no headline: ", f"name one with --{option}; "
+            skipped = among(whole[side].timers)
+            raise _no_timer(what, arms[side], skipped, option="headline", start=start, advice=advice)
+        return found
+
+    durable = chosen(0, durable, CONTROLS, "durable", "durable")
+    substitute = chosen(1, substitute, SUBSTITUTES, "memory", "substitute")
+    times = stats.mean(_values(arms[0], durable)), stats.mean(_values(arms[1], substitute))
+    return Headline(durable, times[0], substitute, times[1])

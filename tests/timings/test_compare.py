@@ -173,6 +173,33 @@ def test_the_first_saves_can_be_left_out() -> None:
         _compared({_DURABLE: _ONE}, {_DURABLE: _OTHER}, skip_first=4)
 
 
+def test_a_timer_that_has_only_first_saves_is_told() -> None:
+    comparison = _compared({_DURABLE: _ONE, "x": [1.0, 1.1]}, {_DURABLE: _OTHER, _MEMORY: [0.6] * 3}, skip_first=3)
+    assert [row.timer for row in comparison.rows] == [_DURABLE]
+    assert comparison.cautions[-2:] == (
+        "x: all 2 saves of baseline are among the first ones, which are left out.",
+        "save-checkpoint-non-persistent: all 3 saves of flashpoint are among the first ones, which are left out.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"headline": True}, "no headline: no sample of 'save-checkpoint-non-persistent' in 'flashpoint' is left"),
+        ({"headline": True, "substitute": _MEMORY}, f"no headline: no sample of '{_MEMORY}' in 'flashpoint' is left"),
+        ({"headline": True, "durable": "x"}, "no headline: no sample of 'x' in 'baseline' is left"),
+        ({"control": "x"}, "no sample of 'x' in 'baseline' is left"),
+    ],
+)
+def test_a_timer_that_is_asked_for_and_has_only_first_saves_is_blamed_on_them(
+    options: dict[str, object], said: str
+) -> None:
+    one, other = {_DURABLE: _ONE, "x": [1.0, 1.1]}, {_DURABLE: _OTHER, "x": _OTHER, _MEMORY: [0.6] * 3}
+    with pytest.raises(TimingsError, match=said) as caught:
+        _compared(one, other, skip_first=3, **options)
+    assert "--skip-first" in str(caught.value)
+
+
 def test_the_headline_is_made_only_if_it_is_asked_for() -> None:
     arms = ({_DURABLE: _ONE}, {_DURABLE: _OTHER, _MEMORY: [0.6, 0.642]})
     assert _compared(*arms).headline is None
