@@ -18,6 +18,8 @@ from mlflashpoint.timings.escapes import visible
 from mlflashpoint.timings.experiment import Experiment, Outcome, is_reserved
 from mlflashpoint.timings.signals import Interrupted, interruptible, rearm
 
+#: all runs are planned, and their environments checked, before the first one starts
+_MOST_REPEATS = 1000
 _HELP = """\
 Runs one launch command once per arm and repeat, each time with the arm's environment variables, keeps the logs apart,
 and compares the checkpoint timings in them. The first arm is the baseline.
@@ -130,11 +132,11 @@ def _parser() -> shared.Parser:
     )
     parser.add_argument(
         "--repeat",
-        type=shared.whole(1),
+        type=shared.whole(1, _MOST_REPEATS),
         default=1,
         action=shared.Once,
         metavar="N",
-        help="runs of each arm; every second round has the reverse order (default 1)",
+        help=f"runs of each arm, up to {_MOST_REPEATS}; every second round has the reverse order (default 1)",
     )
     parser.add_argument(
         "--output",
@@ -194,8 +196,16 @@ def _check_command(commands: Sequence[list[str]], environments: Sequence[dict[st
     for command, environ in zip(commands, environments, strict=True):
         if not command:
             raise TimingsError("no launch command", remedy="put it behind '--' at the end")
-        if shutil.which(command[0], path=environ.get("PATH")) is None:
-            raise TimingsError(f"the command {command[0]!r} is not found")
+        program, path = command[0], environ.get("PATH")
+        if shutil.which(program, path=path) is not None:
+            continue
+        if os.sep in program and os.path.isdir(program):
+            raise TimingsError(f"the command {program!r} is a folder")
+        if shutil.which(program, mode=os.F_OK, path=path) is not None:
+            raise TimingsError(
+                f"the command {program!r} is not executable", remedy="chmod +x, or put its interpreter before it"
+            )
+        raise TimingsError(f"the command {program!r} is not found")
 
 
 def _show(runs: Sequence[Run], environments: Sequence[dict[str, str]], commands: Sequence[list[str]]) -> None:

@@ -55,14 +55,15 @@ def label(text: str) -> str:
     return text
 
 
-def whole(minimum: int) -> Callable[[str], int]:
+def whole(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
     def parse(text: str) -> int:
         try:
             number = int(text)
         except ValueError:
             number = minimum - 1
-        if number < minimum:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {minimum}")
+        if number < minimum or (maximum is not None and number > maximum):
+            limits = f"from {minimum}" + ("" if maximum is None else f" to {maximum}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number {limits}")
         return number
 
     return parse

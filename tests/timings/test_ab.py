@@ -413,6 +413,8 @@ def test_the_runs_can_be_shown_without_running_them(tmp_path: Path) -> None:
         (("--arm", "a", "--arm", "b", "--output", "n" * 300), "File name too long"),
         (("--arm", "a", "MLFLASHPOINT_BRIDGE_MODES=observe", "--arm", "b"), "did you mean"),
         (("--arm", "a", "--arm", "b", "--repeat", "0"), "not a whole number from 1"),
+        (("--arm", "a", "--arm", "b", "--repeat", "1001"), "'1001' is not a whole number from 1 to 1000"),
+        (("--arm", "a", "--arm", "b", "--repeat", "1000000000", "--dry-run"), "not a whole number from 1 to 1000"),
         (("--arm", "a", "--arm", "b", "--output", "full"), "the output folder is not empty"),
     ],
 )
@@ -428,13 +430,24 @@ def test_bad_arguments_are_one_line_and_nothing_runs(tmp_path: Path, arguments: 
 
 
 @pytest.mark.parametrize(
-    ("command", "reason"), [((), "no launch command"), (("--", "no-such-program"), "is not found")]
+    ("command", "reason"),
+    [
+        ((), "no launch command"),
+        (("--", "no-such-program"), "the command 'no-such-program' is not found"),
+        (("--", "./no-such-program"), "the command './no-such-program' is not found"),
+        (("--", "./plain"), "the command './plain' is not executable; remedy: chmod +x"),
+        (("--", "plain"), "the command 'plain' is not executable; remedy: chmod +x"),
+        (("--", "./folder"), "the command './folder' is a folder"),
+    ],
 )
-def test_a_command_that_is_missing_is_refused(tmp_path: Path, command: tuple[str, ...], reason: str) -> None:
-    done = mlflashpoint("ab", "--arm", "a", "--arm", "b", *command, cwd=tmp_path)
-    assert done.returncode == 2
+def test_a_command_that_can_not_be_started_is_refused(tmp_path: Path, command: tuple[str, ...], reason: str) -> None:
+    (tmp_path / "plain").touch(0o644)
+    (tmp_path / "folder").mkdir()
+    path = f"{os.environ['PATH']}:{tmp_path}"
+    done = mlflashpoint("ab", "--arm", "a", "--arm", "b", *command, cwd=tmp_path, env={"PATH": path})
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert reason in done.stderr
-    assert list(tmp_path.iterdir()) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "plain"]
 
 
 def test_a_disk_that_gets_full_in_between_is_one_line(tmp_path: Path) -> None:
