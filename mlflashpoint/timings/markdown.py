@@ -15,7 +15,8 @@ def render(comparison: Comparison) -> str:
     ]
     for row in comparison.rows:
         role = wording.role(row)
-        name = f"`{_cell(row.timer)}`" + (f" ({role})" if role else "")
+        # a bar ends the cell also where it is code
+        name = _code(row.timer).replace("|", "\\|") + (f" ({role})" if role else "")
         lines.append(_line(name, comparison.baseline.label, row.baseline, ("", "", "", "")))
         lines.append(_line("", comparison.candidate.label, row.candidate, _change(row)))
     parts = ["\n".join(lines), " ".join(wording.explanation(comparison)), _cell(comparison.control)]
@@ -25,9 +26,9 @@ def render(comparison: Comparison) -> str:
     if found is not None:
         result, *rest = wording.headline(comparison)
         parts.append(
-            f"**{_cell(comparison.baseline.label)}** `{_cell(found.durable_timer)}` {wording.seconds(found.durable)}, "
-            f"**{_cell(comparison.candidate.label)}** `{_cell(found.substitute_timer)}` "
-            f"{wording.seconds(found.substitute)}: **{result}**. {' '.join(map(_cell, rest))}"
+            f"**{_cell(comparison.baseline.label)}** {_code(found.durable_timer)} {wording.seconds(found.durable)}, "
+            f"**{_cell(comparison.candidate.label)}** {_code(found.substitute_timer)} "
+            f"{wording.seconds(found.substitute)}: **{_cell(result)}** {' '.join(map(_cell, rest))}"
         )
     return "\n\n".join(parts) + "\n"
 
@@ -42,6 +43,11 @@ def _line(name: str, arm: str, summary: Summary | None, change: tuple[str, ...])
     else:
         numbers = (str(summary.n), *map(wording.seconds, (summary.mean, summary.median, summary.p95)))
     return "| " + " | ".join((name, _cell(arm), *numbers, *change)) + " |"
+
+
+def _code(text: str) -> str:
+    """Text of a log as code, where nothing is markup but the mark that ends it."""
+    return f"`{visible(text).replace('`', chr(39))}`"
 
 
 def _cell(text: str) -> str:

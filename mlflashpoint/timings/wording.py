@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mlflashpoint.timings import stats
 from mlflashpoint.timings.compare import MODE_SENTENCE, Comparison, Row
 from mlflashpoint.timings.samples import OURS
 
@@ -13,18 +14,21 @@ def seconds(value: float | None) -> str:
     """``18.306s``, ``621.0ms`` or ``0.041ms``; ``-`` for None."""
     if value is None:
         return MISSING
-    if abs(value) >= 1:
-        return f"{value:.3f}s"
-    return f"{value * 1e3:.1f}ms" if abs(value) >= 0.01 else f"{value * 1e3:.3f}ms"
+    # the rounded value tells the form, or there would be 1000.0ms
+    for digits, limit in ((3, 10), (1, 1000)):
+        milliseconds = stats.rounded(value * 1e3, digits)
+        if abs(milliseconds) < limit:
+            return f"{milliseconds:.{digits}f}ms"
+    return f"{value:.3f}s"
 
 
 def signed(value: float) -> str:
     """A difference of seconds, with its sign."""
-    return ("+" if value >= 0 else "-") + seconds(abs(value))
+    return ("-" if stats.rounded(value * 1e3, 3) < 0 else "+") + seconds(abs(value))
 
 
 def percent(row: Row) -> str:
-    return NOT_AVAILABLE if row.percent is None else f"{row.percent:+.1f}%"
+    return NOT_AVAILABLE if row.percent is None else f"{stats.rounded(row.percent, 1):+.1f}%"
 
 
 def factor(row: Row) -> str:
@@ -47,32 +51,39 @@ def role(row: Row) -> str:
 
 
 def headline(comparison: Comparison) -> list[str]:
-    """The lines of the headline, without the rows it is made of; empty if none was asked for."""
+    """The sentences of the headline, without the rows it is made of; empty if none was asked for."""
     found = comparison.headline
     if found is None:
         return []
-    if found.factor is None:
-        result = "the substituted save took no measurable time"
-    elif found.factor == 0:
-        result = "the durable save took no measurable time"
-    elif found.factor >= 1:
-        result = f"~{found.factor:.3g}x faster, {seconds(found.durable - found.substitute)} off each substituted save"
+    factor, off = found.factor, found.durable - found.substitute
+    if factor is None:
+        result = "The substituted save took no measurable time."
+    elif factor == 0:
+        result = "The durable save took no measurable time."
+    elif abs(off) < 0.005 * found.durable:
+        result = "The substituted save takes as long as the durable one, to within 0.5 %."
+    elif factor > 1:
+        result = f"~{_times(factor)} faster, {seconds(off)} off each substituted save."
     else:
-        result = (
-            f"~{1 / found.factor:.3g}x slower, {seconds(found.substitute - found.durable)} on each substituted save"
-        )
+        result = f"~{_times(1 / factor)} slower, {seconds(-off)} on each substituted save."
     if comparison.invalid:
         return ["Not to be relied on: " + "; ".join(comparison.invalid) + ".", result, MODE_SENTENCE]
     return [result, MODE_SENTENCE]
 
 
+def _times(factor: float) -> str:
+    return f"{factor:.3g}x" if factor < 999.5 else f"{factor:,.0f}x"
+
+
 def explanation(comparison: Comparison) -> list[str]:
     """How to read the table."""
     first = comparison.skipped_first
+    skipped = f" The first {first} saves of each timer and run are left out." if first > 1 else ""
+    if first == 1:
+        skipped = " The first save of each timer and run is left out."
     lines = [
         "Each save counts once, with the time of its slowest rank. Delta: candidate's mean minus baseline's.",
-        f"Interval: 95 % bootstrap of the delta (seed {comparison.seed})."
-        + (f" The first {first} saves of each timer and run are left out." if first else ""),
+        f"Interval: 95 % bootstrap of the delta (seed {comparison.seed}).{skipped}",
     ]
     ours = [row.timer.startswith(OURS) for row in comparison.rows]
     if any(ours) and not all(ours):

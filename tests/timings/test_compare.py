@@ -232,9 +232,9 @@ def test_the_headlines_timers_can_be_named() -> None:
 
 def test_a_headline_of_saves_that_took_no_time_is_a_sentence() -> None:
     zero = _compared({_DURABLE: [0.0, 0.0]}, {_DURABLE: [0.0, 0.0], _MEMORY: [0.6, 0.7]}, headline=True)
-    assert wording.headline(zero)[0] == "the durable save took no measurable time"
+    assert wording.headline(zero)[0] == "The durable save took no measurable time."
     both = _compared({_DURABLE: [0.0, 0.0]}, {_DURABLE: [0.0, 0.0], _MEMORY: [0.0]}, headline=True)
-    assert wording.headline(both)[0] == "the substituted save took no measurable time"
+    assert wording.headline(both)[0] == "The substituted save took no measurable time."
     for render in (text.render, markdown.render, page.render, document.render):
         render(zero)
         render(both)

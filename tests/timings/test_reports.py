@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from mlflashpoint.timings import charts, document, markdown, page, text
+from mlflashpoint.timings import charts, document, markdown, page, text, wording
 from mlflashpoint.timings.compare import Comparison, compare
 from mlflashpoint.timings.samples import Sample, TimingSet
 from mlflashpoint.timings.scale import Scale
@@ -108,6 +108,70 @@ def test_an_invalid_comparison_says_so_also_in_its_headline(render: object) -> N
     assert shown.index("Not to be relied on") < shown.index("faster")
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.0, "0.000ms"),
+        (0.0099994, "9.999ms"),
+        (0.0099996, "10.0ms"),
+        (0.99994, "999.9ms"),
+        (0.99996, "1.000s"),
+        (59.9996, "60.000s"),
+    ],
+)
+def test_a_time_is_written_in_the_form_of_its_rounded_value(value: float, shown: str) -> None:
+    assert wording.seconds(value) == shown
+
+
+def test_a_change_that_rounds_to_nothing_has_no_minus() -> None:
+    row = compare(
+        timing_set("a", {"save-checkpoint": [18.1, 18.3, 18.5]}),
+        timing_set("b", {"save-checkpoint": [18.1, 18.3, 18.499]}),
+    ).rows[0]
+    assert wording.percent(row) == "+0.0%"
+    assert wording.signed(-1e-9) == "+0.000ms"
+    assert wording.signed(-1e-6) == "-0.001ms"
+
+
+@pytest.mark.parametrize(
+    ("substitute", "said"),
+    [
+        (18.3, "The substituted save takes as long as the durable one, to within 0.5 %."),
+        (18.25, "The substituted save takes as long as the durable one, to within 0.5 %."),
+        (17.0, "~1.08x faster, 1.300s off each substituted save."),
+        (20.0, "~1.09x slower, 1.700s on each substituted save."),
+        (0.001, "~18,300x faster, 18.299s off each substituted save."),
+    ],
+)
+def test_the_headline_is_a_sentence_for_every_factor(substitute: float, said: str) -> None:
+    one, other = timing_set("a", {"save-checkpoint": [18.3]}), timing_set("b", {"flashpoint-save": [substitute]})
+    assert wording.headline(compare(one, other, headline=True))[0] == said
+
+
+@pytest.mark.parametrize(
+    ("skipped", "said"),
+    [(1, "The first save of each timer and run is left out."), (2, "The first 2 saves of each timer and run are left")],
+)
+def test_the_saves_left_out_are_counted_in_words(skipped: int, said: str) -> None:
+    arms = (timing_set(label, {"save-checkpoint": [9.0, 8.0, 7.0, 7.1]}) for label in "ab")
+    assert said in " ".join(wording.explanation(compare(*arms, skip_first=skipped)))
+
+
+@pytest.mark.parametrize("shift", [1.0, 1.3])
+def test_the_headline_in_markdown_is_whole_sentences(shift: float) -> None:
+    line = markdown.render(_example(shift=shift)).splitlines()[-1]
+    assert ".." not in line
+    assert "%.**." not in line
+    assert re.findall(r"\S+ It is a saving only", line)[0].split()[0].endswith((".", ".**"))
+
+
+def test_a_timers_name_is_shown_in_markdown_as_it_is() -> None:
+    arms = (timing_set(label, {"<img>\\x|y": [1.0, 2.0]}) for label in "ab")
+    shown = markdown.render(compare(*arms, headline=True, durable="<img>\\x|y", substitute="<img>\\x|y"))
+    assert "| `<img>\\x\\|y` | a |" in shown
+    assert "**a** `<img>\\x|y` 1.500s" in shown
+
+
 def test_markdown_has_a_row_per_timer_and_arm() -> None:
     rows = [line for line in markdown.render(_example()).splitlines() if line.startswith("|")]
     assert len({line.count(" | ") for line in rows}) == 1
@@ -162,7 +226,8 @@ def test_text_of_a_log_is_never_markup() -> None:
         timing_set("b", {_HOSTILE + "checkpoint": [1.0, 2.0]}),
     )
     assert not {tag for tag, _ in _read(comparison).seen} & {"script"}
-    assert "<script>" not in markdown.render(comparison)
+    # in code nothing is markup
+    assert "<script>" not in re.sub("`[^`\n]*`", "", markdown.render(comparison))
     for line in markdown.render(comparison).splitlines():
         if line.startswith("| `"):
             assert len(re.findall(r"(?<!\\)\|", line)) == 11
