@@ -34,7 +34,7 @@ resumes from its save folder, give each run another one. {run}, {arm} and {repea
 values become baseline-r1, baseline and 1.
 
 exit codes: 0 done; 1 a run failed or logged no timings, or a part of the comparison can't be made or shown;
-2 an argument can't be used, and nothing was run; 3 done, and the control invalidates the comparison;
+2 an argument can't be used, and nothing was run; 3 done, and the comparison is invalid;
 129, 130 or 143 interrupted, what was done is in the output folder.
 """
 

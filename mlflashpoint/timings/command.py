@@ -1,7 +1,7 @@
 """``mlflashpoint timings parse`` and ``mlflashpoint timings compare``.
 
 Exit codes: 0 done; 2 an argument, a log or a result file can't be used (one line on standard error, no output
-written); 3 the comparison was made and printed, and its control invalidates it.
+written); 3 the comparison was made and printed, and is invalid.
 """
 
 from __future__ import annotations

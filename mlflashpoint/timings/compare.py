@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mlflashpoint.errors import ComparisonOptionError, TimingsError
 from mlflashpoint.timings import stats
+from mlflashpoint.timings.common import common_saves
 from mlflashpoint.timings.control import CONTROLS, TOLERANCE_PERCENT, judge
 from mlflashpoint.timings.samples import BACKGROUND, OURS, TimingSet
 
@@ -151,7 +152,7 @@ def compare(
         rows=rows,
         control=verdict.sentence,
         vouched=verdict.holds,
-        invalid=tuple(verdict.against + _different_jobs(one, other)),
+        invalid=verdict.against + _different_jobs(one, other) + common_saves(baseline, candidate),
         cautions=tuple(_cautions(rows, one, other) + _left_out((one, other), (baseline, candidate))),
         headline=_headline((one, other), (baseline, candidate), durable or name, substitute) if headline else None,
         seed=seed,

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mlflashpoint.errors import TimingsError
 from mlflashpoint.timings import document, markdown, page, text, wording
 from mlflashpoint.timings.compare import Comparison, Row, compare
+from mlflashpoint.timings.samples import Sample
 from tests.timings.helpers import timing_set
 
 _DURABLE, _MEMORY = "save-checkpoint", "save-checkpoint-non-persistent"
@@ -155,6 +158,38 @@ def test_arms_of_different_jobs_are_no_comparison(fact: str, values: tuple[list[
     )
     assert len(compare(one, other).invalid) == 1
     assert compare(one, timing_set("b", {_DURABLE: _OTHER}, job={fact: values[0]})).invalid == ()
+
+
+_STALLS = [1.1088, 1.1101, 1.1124, 1.0972, 1.1215]
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_arms_that_share_a_log_are_no_comparison(first: int) -> None:
+    """The log as a whole, or a later piece of it that another collector has kept."""
+    one, other = timing_set("a", {_DURABLE: _STALLS}), timing_set("b", {_DURABLE: _STALLS}).without_first(first)
+    more = replace(other, timers={_DURABLE: (*other.timers[_DURABLE], Sample(1.0931, 0, 9, 50))})
+    for arms in ((one, other), (other, one), (one, more)):
+        invalid = compare(arms[0], replace(arms[1], label="c")).invalid
+        assert len(invalid) == 1
+        assert f"{5 - first} saves are in both arms, equal to the last digit (run 1 of" in invalid[0]
+
+
+@pytest.mark.parametrize(
+    "stalls",
+    [
+        [1.1088, 1.1101, 1.1125, 1.0973, 1.1216],  # two of five
+        [1.1101, 1.1124, 1.0972, 1.1215, 1.1088],  # at other steps
+        [1.1088, 1.1101, 1.1124, *(1.2 + index / 999 for index in range(6))],  # few of many
+    ],
+)
+def test_a_few_equal_times_are_chance(stalls: list[float]) -> None:
+    noise = [1.1 + index / 999 for index in range(4)] if len(stalls) > 5 else []
+    assert _compared({_DURABLE: _STALLS + noise}, {_DURABLE: stalls}, tolerance_percent=50).invalid == ()
+
+
+def test_times_in_steps_of_ten_milliseconds_may_be_equal() -> None:
+    stalls = [1.1, 1.11, 1.12, 1.1, 1.12]
+    assert _compared({"checkpointing": stalls}, {"checkpointing": stalls}).invalid == ()
 
 
 def test_a_label_used_twice_is_refused() -> None:
