@@ -97,6 +97,13 @@ def _run_all(
             code = 128 + signal.number
             rearm()
             break
+        except (FlashpointError, OSError) as error:
+            # a disk that got full: there is room on standard output still
+            if not experiment.has_results:
+                raise
+            console.tell(f"mlflashpoint ab: {error} in {run.name}; comparing what is done")
+            code = 1
+            break
         if not outcome.done:
             code = 1
             _tell_failure(run, outcome)

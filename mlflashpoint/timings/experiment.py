@@ -83,6 +83,7 @@ class Experiment:
         self._command = list(command)
         self._options = dict(options)
         self._records: list[dict[str, Any]] = []
+        self._stale = False
         self._done: dict[str, list[str]] = {arm.label: [] for arm in arms}
         try:
             if folder.exists() and any(folder.iterdir()):
@@ -130,7 +131,8 @@ class Experiment:
                     how, done, ending = f"can't be started: {error.strerror or error}", False, Ending(127, 0.0)
                 except Interrupted:
                     record["state"] = INTERRUPTED
-                    self._save_records()
+                    with contextlib.suppress(TimingsError):
+                        self._save_records()
                     progress.end("interrupted")
                     raise
                 finally:
@@ -138,10 +140,16 @@ class Experiment:
                         _forget(run, environ)
                 progress.end(how if ending.timed_out else f"{how} after {ending.seconds:.1f}s")
         record |= {"state": DONE if done else FAILED, "exit_code": ending.code, "seconds": round(ending.seconds, 3)}
-        self._save_records()
         if done:
             self._done[run.arm.label].append(str(path))
+        self._save_records()
         return Outcome(done, how, path)
+
+    @property
+    def has_results(self) -> bool:
+        """Whether there is something to compare."""
+        baseline, *others = self._done.values()
+        return bool(baseline) and any(others)
 
     def conclude(self) -> int:
         """Parse and compare what is done.
@@ -157,12 +165,12 @@ class Experiment:
                 continue
             try:
                 timings = parse(arm.label, logs, skip_empty=True)
-                write_whole(self.folder / f"{arm.label}.json", timings.to_json())
             except TimingsError as error:
                 console.tell(f"mlflashpoint ab: {arm.label}: {error}")
                 code = 1
                 continue
             sets[arm.label] = timings
+            code = code if self._written(f"{arm.label}.json", timings.to_json()) else 1
             for log in set(logs) - {source.path for source in timings.sources}:
                 reason = next((note for note in timings.notes if note.startswith(f"{log}: ")), log)
                 console.tell(f"mlflashpoint ab: {arm.label}: {reason}; the other runs are compared")
@@ -177,7 +185,8 @@ class Experiment:
                     invalid = invalid or bool(comparison.invalid)
                     code = code if whole else 1
                     for kind, module in (("json", document), ("md", markdown), ("html", page)):
-                        write_whole(self.folder / f"report-{other.label}.{kind}", module.render(comparison))
+                        if not self._written(f"report-{other.label}.{kind}", module.render(comparison)):
+                            code = 1
                 except TimingsError as error:
                     console.tell(f"mlflashpoint ab: {other.label}: {error}")
                     code = 1
@@ -188,8 +197,23 @@ class Experiment:
         except TimingsError as error:
             console.tell(f"mlflashpoint ab: {error}")
             code = 1
+        if self._stale:
+            code = 1
+            for record in self._records:
+                record["state"] = FAILED if record["state"] == RUNNING else record["state"]
+            # what was in the way may be gone by now
+            self._written("runs.json", self._told_records())
         console.tell(f"mlflashpoint ab: logs and results are in {self.folder}")
         return code or (3 if invalid else 0)
+
+    def _written(self, name: str, content: str) -> bool:
+        """Write a result; one that can't be written costs that file alone."""
+        try:
+            write_whole(self.folder / name, content)
+        except TimingsError as error:
+            console.tell(f"mlflashpoint ab: {error}")
+            return False
+        return True
 
     def _compared(self, baseline: TimingSet, candidate: TimingSet) -> tuple[Comparison, bool]:
         """The comparison, if need be without the options that can't be followed; and whether none was left out."""
@@ -212,8 +236,13 @@ class Experiment:
                 )
 
     def _save_records(self) -> None:
+        self._stale = True
+        write_whole(self.folder / "runs.json", self._told_records())
+        self._stale = False
+
+    def _told_records(self) -> str:
         content = {"command": self._command, "arms": [arm.label for arm in self._arms], "runs": self._records}
-        write_whole(self.folder / "runs.json", json.dumps(content, indent=1) + "\n")
+        return json.dumps(content, indent=1) + "\n"
 
 
 def _words(ending: Ending, deadline_s: float) -> tuple[str, bool]:

@@ -462,3 +462,28 @@ def test_a_disk_that_gets_full_in_between_is_one_line(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=environ(), capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
     assert "File too large" in done.stderr
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_a_disk_that_gets_full_does_not_cost_the_comparison_of_what_is_done(tmp_path: Path, lasting: bool) -> None:
+    program = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "from mlflashpoint.timings import ab, experiment; create = experiment.Experiment.run\n"
+        "limit = lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))\n"
+        "def run(self, run, *given, **more):\n"
+        "    if run.repeat == 2: limit(20)\n"
+        "    try: return create(self, run, *given, **more)\n"
+        f"    finally: limit(20 if run.repeat == 2 and {lasting} else resource.RLIM_INFINITY)\n"
+        "experiment.Experiment.run = run; sys.exit(ab.main(sys.argv[1:]))"
+    )
+    arms = ("--arm", "a", "--arm", "b", "--repeat", "2", "--keep-going", "--output", "out")
+    command = [sys.executable, "-B", "-c", program, *arms, *map(str, _COMMAND)]
+    done = subprocess.run(command, cwd=tmp_path, env=environ(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "File too large [path out/runs.json] in b-r2; comparing what is done" in done.stderr
+    assert re.search(r"save-checkpoint \(control\) +a +5 ", done.stdout), done.stderr
+    assert "Traceback" not in done.stderr
+    assert ("can't write the output: File too large [path out/report-b.html]" in done.stderr) == lasting
+    assert (tmp_path / "out" / "report-b.html").exists() != lasting
+    if not lasting:
+        assert _states(tmp_path / "out") == [("a-r1", "done"), ("b-r1", "done"), ("b-r2", "failed")]
