@@ -134,16 +134,24 @@ class Experiment:
                     with contextlib.suppress(TimingsError):
                         self._save_records()
                     progress.end("interrupted")
+                    self._tell_left_out(run, path, progress.timings)
                     raise
                 finally:
                     if not keep_memory:
                         _forget(run, environ)
                 progress.end(how if ending.timed_out else f"{how} after {ending.seconds:.1f}s")
+                if not done:
+                    self._tell_left_out(run, path, progress.timings)
         record |= {"state": DONE if done else FAILED, "exit_code": ending.code, "seconds": round(ending.seconds, 3)}
         if done:
             self._done[run.arm.label].append(str(path))
         self._save_records()
         return Outcome(done, how, path)
+
+    def _tell_left_out(self, run: Run, log: Path, timings: int) -> None:
+        if timings:
+            command = shlex.join(("mlflashpoint", "timings", "parse", "--label", run.arm.label, str(log)))
+            console.tell(f"mlflashpoint ab: {run.name} is left out; to use the {timings} timings in its log: {command}")
 
     @property
     def has_results(self) -> bool:

@@ -35,9 +35,7 @@ class Progress:
 
     def watch(self, seconds: float) -> None:
         """Read on, and tell how far the run is after ``seconds``."""
-        chunk = self._file.read(_READ_BYTES)
-        if chunk:
-            self._scan.feed(self._splitter.feed(chunk))
+        self._read()
         if self._terminal:
             line = visible(f"{self._title}: {self._state(seconds)}")
             console.report(f"\r{line.ljust(self._width)}")
@@ -45,6 +43,17 @@ class Progress:
         elif time.monotonic() - self._told >= _PLAIN_EVERY_S:
             self._told = time.monotonic()
             console.tell(f"{self._title}: {self._state(seconds)}")
+
+    @property
+    def timings(self) -> int:
+        """How many timings the log holds, as far as it was read."""
+        self._read()
+        return self._scan.samples
+
+    def _read(self) -> None:
+        chunk = self._file.read(_READ_BYTES)
+        if chunk:
+            self._scan.feed(self._splitter.feed(chunk))
 
     def end(self, text: str) -> None:
         """The run has ended; ``text`` says how."""

@@ -105,6 +105,15 @@ def test_an_arm_that_fails_is_said_clearly_and_the_rest_is_left_out(tmp_path: Pa
     assert len(TimingSet.read(tmp_path / "out" / "a.json").timers["save-checkpoint"]) == 5
 
 
+@pytest.mark.parametrize(("change", "told"), [((), True), (("SILENT=1",), False)])
+def test_the_log_of_a_failed_run_is_offered_if_it_holds_timings(
+    tmp_path: Path, change: tuple[str, ...], told: bool
+) -> None:
+    done = _ab(tmp_path, "--arm", "a", "FAIL=7", *change, "--arm", "b", "--output", "out")
+    assert ("a-r1 is left out; to use the 5 timings in its log: mlflashpoint timings parse" in done.stderr) == told
+    assert ("is left out" in done.stderr) == told
+
+
 def test_the_other_runs_go_on_if_that_is_asked_for(tmp_path: Path) -> None:
     done = _ab(tmp_path, "--arm", "a", "FAIL=7", "--arm", "b", "--repeat", "2", "--output", "out", "--keep-going")
     assert done.returncode == 1
@@ -252,7 +261,9 @@ def test_an_interrupt_stops_the_job_and_keeps_what_is_done(tmp_path: Path, numbe
     assert _states(folder) == [("a-r1", "done"), ("b-r1", "interrupted")]
     assert len(TimingSet.read(folder / "a.json").timers["save-checkpoint"]) == 5
     # the interrupted run's log can be parsed by hand
-    done = mlflashpoint("timings", "parse", "--label", "b", "out/logs/b-r1.log", "--output", "b.json", cwd=tmp_path)
+    by_hand = "timings parse --label b out/logs/b-r1.log"
+    assert f"b-r1 is left out; to use the 5 timings in its log: mlflashpoint {by_hand}\n" in errors
+    done = mlflashpoint(*by_hand.split(), "--output", "b.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert not list(tmp_path.rglob("*.tmp"))
 
