@@ -147,7 +147,7 @@ def _parser() -> shared.Parser:
     )
     parser.add_argument(
         "--output",
-        type=Path,
+        type=shared.output_file,
         action=shared.Once,
         metavar="DIR",
         help="folder for logs and results, new or empty (default: mlflashpoint-ab<time> here)",

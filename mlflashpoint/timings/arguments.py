@@ -79,6 +79,18 @@ def number(text: str) -> float:
     return value
 
 
+def output(text: str) -> Path | None:
+    """Where a result goes; ``-`` is standard output, as of many commands, and is told by None."""
+    return None if text == "-" else Path(text)
+
+
+def output_file(text: str) -> Path:
+    """The same for what has no place on standard output, where something else goes."""
+    if text == "-":
+        raise argparse.ArgumentTypeError("'-' is no name for it: standard output is taken; name a file or a folder")
+    return Path(text)
+
+
 def add_comparison(parser: argparse.ArgumentParser) -> None:
     """The options that say how two arms are compared."""
     parser.add_argument(

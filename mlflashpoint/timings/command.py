@@ -53,7 +53,11 @@ def _parser() -> shared.Parser:
     reading.add_argument("logs", nargs="+", metavar="LOG", help="log file, plain or gzip; - for standard input")
     reading.add_argument("--label", type=shared.label, required=True, action=shared.Once, help="name of the arm")
     reading.add_argument(
-        "--output", type=Path, action=shared.Once, metavar="FILE", help="where the samples go; default standard output"
+        "--output",
+        type=shared.output,
+        action=shared.Once,
+        metavar="FILE",
+        help="where the samples go; - for standard output, the default",
     )
     reading.add_argument(
         "--timer",
@@ -68,15 +72,28 @@ def _parser() -> shared.Parser:
     reading.set_defaults(run=_parse)
     comparing = commands.add_parser("compare", help="two files of samples against each other")
     for side in ("baseline", "candidate"):
-        comparing.add_argument(f"--{side}", type=Path, required=True, action=shared.Once, metavar="FILE")
+        comparing.add_argument(
+            f"--{side}",
+            type=Path,
+            required=True,
+            action=shared.Once,
+            metavar="FILE",
+            help="what timings parse wrote; - for standard input",
+        )
     shared.add_comparison(comparing)
     form = comparing.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON instead of a table")
     form.add_argument("--markdown", action="store_true", help="print Markdown instead of a table")
     comparing.add_argument(
-        "--output", type=Path, action=shared.Once, metavar="FILE", help="where the table goes; default standard output"
+        "--output",
+        type=shared.output,
+        action=shared.Once,
+        metavar="FILE",
+        help="where the table goes; - for standard output, the default",
     )
-    comparing.add_argument("--html", type=Path, action=shared.Once, metavar="FILE", help="write a report as one page")
+    comparing.add_argument(
+        "--html", type=shared.output_file, action=shared.Once, metavar="FILE", help="write a report as one page"
+    )
     comparing.set_defaults(run=_compare)
     return parser
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -149,15 +150,26 @@ class TimingSet:
 
     @classmethod
     def read(cls, path: Path) -> TimingSet:
-        """Read a file; raises TimingsError as ``from_json`` does, or if it can't be read."""
+        """Read a file, ``-`` for standard input; raises TimingsError as ``from_json`` does, or if it can't be read."""
         try:
-            if path.stat().st_size > _MAX_BYTES:
-                raise TimingsError("too large for a result of 'timings parse'", path=path)
-            return cls.from_json(path.read_text(encoding="utf-8-sig"), path)
-        except UnicodeDecodeError:
-            raise TimingsError("not a result of 'timings parse'", path=path, remedy=_PARSE) from None
+            data = _bytes(path)
         except OSError as error:
             raise TimingsError(f"can't read the timings: {error.strerror or error}", path=path) from None
+        if len(data) > _MAX_BYTES:
+            raise TimingsError("too large for a result of 'timings parse'", path=path)
+        try:
+            return cls.from_json(data.decode("utf-8-sig"), path)
+        except UnicodeDecodeError:
+            raise TimingsError("not a result of 'timings parse'", path=path, remedy=_PARSE) from None
+
+
+def _bytes(path: Path) -> bytes:
+    if str(path) != "-":
+        with open(path, "rb") as file:
+            return file.read(_MAX_BYTES + 1)
+    if sys.stdin is None:
+        raise TimingsError("standard input is closed")
+    return sys.stdin.buffer.read(_MAX_BYTES + 1)
 
 
 _PARSE = "make it with 'mlflashpoint timings parse'"

@@ -422,6 +422,7 @@ def test_the_runs_can_be_shown_without_running_them(tmp_path: Path) -> None:
         (("--arm", "a", "MLFLASHPOINT_BRIDGE_MODE={x}", "--arm", "b"), "not a known choice"),
         (("--arm", "a", "--arm", "b", "--durable", "x"), "--headline"),
         (("--arm", "a", "--arm", "b", "--output", "n" * 300), "File name too long"),
+        (("--arm", "a", "--arm", "b", "--output", "-"), "standard output is taken"),
         (("--arm", "a", "MLFLASHPOINT_BRIDGE_MODES=observe", "--arm", "b"), "did you mean"),
         (("--arm", "a", "--arm", "b", "--repeat", "0"), "not a whole number from 1"),
         (("--arm", "a", "--arm", "b", "--repeat", "1001"), "'1001' is not a whole number from 1 to 1000"),

@@ -59,6 +59,18 @@ def test_a_log_can_come_through_standard_input(tmp_path: Path, pack: object) -> 
     assert len(json.loads(done.stdout)["timers"]["save-checkpoint-non-persistent"]) == 4
 
 
+def test_a_hyphen_is_standard_output_as_it_is_standard_input(tmp_path: Path) -> None:
+    done = mlflashpoint("timings", "parse", "--label", "x", _BRIDGE, "--output", "-", cwd=tmp_path)
+    assert json.loads(done.stdout)["label"] == "x"
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "b.json").write_text(timing_set("b", {"save-checkpoint": [0.1, 0.2]}).to_json())
+    files = ("--baseline", "-", "--candidate", "b.json", "--output", "-")
+    done = mlflashpoint("timings", "compare", *files, cwd=tmp_path, stdin=done.stdout.encode())
+    assert done.returncode in (0, 3), done.stderr
+    assert "save-checkpoint (control)" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["b.json"]
+
+
 def test_what_a_reader_has_to_know_goes_to_standard_error(tmp_path: Path) -> None:
     done = mlflashpoint("timings", "parse", "--label", "x", LOGS / "ray-deduplicated.log", cwd=tmp_path)
     assert done.returncode == 0
@@ -91,6 +103,9 @@ def test_what_a_reader_has_to_know_goes_to_standard_error(tmp_path: Path) -> Non
         (("compare", "--baseline", "a.json", "--candidate", "b.json", "--skip-first", "-1"), "not a whole number"),
         (("compare", "--baseline", "a.json", "--candidate", "b.json", "--control", "x"), "no timer 'x'"),
         (("compare", "--baseline", "a.json", "--candidate", "b.json", "--html", "b.json"), "named twice"),
+        (("compare", "--baseline", "a.json", "--candidate", "b.json", "--html", "-"), "standard output is taken"),
+        (("compare", "--baseline", "-", "--candidate", "-"), "the same file is named twice"),
+        (("compare", "--baseline", "-", "--candidate", "b.json"), "not a whole JSON file"),
     ],
 )
 def test_bad_input_is_one_line_exit_code_2_and_no_file(
