@@ -210,7 +210,8 @@ class Experiment:
             for record in self._records:
                 record["state"] = FAILED if record["state"] == RUNNING else record["state"]
             # what was in the way may be gone by now
-            self._written("runs.json", self._told_records())
+            if not self._written("runs.json", self._told_records()):
+                console.tell(f"mlflashpoint ab: {self.folder / 'runs.json'} does not tell of the last run's end")
         console.tell(f"mlflashpoint ab: logs and results are in {self.folder}")
         return code or (3 if invalid else 0)
 

@@ -496,6 +496,7 @@ def test_a_disk_that_gets_full_does_not_cost_the_comparison_of_what_is_done(tmp_
     assert re.search(r"save-checkpoint \(control\) +a +5 ", done.stdout), done.stderr
     assert "Traceback" not in done.stderr
     assert ("can't write the output: File too large [path out/report-b.html]" in done.stderr) == lasting
+    assert ("out/runs.json does not tell of the last run's end" in done.stderr) == lasting
     assert (tmp_path / "out" / "report-b.html").exists() != lasting
     if not lasting:
         assert _states(tmp_path / "out") == [("a-r1", "done"), ("b-r1", "done"), ("b-r2", "failed")]
