@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterator, Sequence
 
 from mlflashpoint.timings import stats, wording
@@ -22,6 +23,8 @@ _CORNERS = {
 _GOLDEN = 0.618034
 #: height of a series' name and mean beside the drawing, and of the drawing of an arm that has few series
 _LABEL, _PANEL = 34, 176
+#: width of such a name
+_NAME = 276
 
 
 def stall_over_time(comparison: Comparison) -> str:
@@ -36,7 +39,7 @@ def stall_over_time(comparison: Comparison) -> str:
     upward = Scale.of_times([sample.seconds for sample in samples])
     # with the names of all series beside it; the arms are equally high, for one is read against the other
     most = max(sum(timer in arm.timers for timer in timers) for arm in arms)
-    left, right, top, height, gap = 66, 262, 34, max(_PANEL, (most - 1) * _LABEL), 46
+    left, right, top, height, gap = 66, 26 + _NAME, 34, max(_PANEL, (most - 1) * _LABEL), 46
     inner = _WIDTH - left - right
     parts = []
     for index, arm in enumerate(arms):
@@ -93,11 +96,11 @@ def distributions(comparison: Comparison) -> str:
     y = 8
     for row in comparison.rows:
         role = wording.role(row)
-        parts.append(_text(0, y + 16, _short(row.timer, 60) + (f" ({role})" if role else ""), "timer"))
+        parts.append(_text(0, y + 16, _short(row.timer, 640) + (f" ({role})" if role else ""), "timer"))
         y += 26
         for index, arm in enumerate(arms):
             middle = y + row_height / 2
-            parts.append(_text(left - 14, middle + 4, _short(arm.label, 24), f"arm end arm{index}"))
+            parts.append(_text(left - 14, middle + 4, _short(arm.label, 194), f"arm end arm{index}"))
             parts.append(_line(left, middle, left + inner, middle, "grid"))
             series = arm.timers.get(row.timer, ())
             if series:
@@ -159,7 +162,7 @@ def _series_labels(
             places[index] = min(places[index], limit)
     for y, (_, shape, timer, centre) in zip(places, labels, strict=True):
         yield _mark(shape, x - 9, y - 4, arm, timer)
-        yield _text(x + 4, y, _short(timer, 34), "series", timer)
+        yield _text(x + 4, y, _short(timer, _NAME), "series", timer)
         yield _text(x + 4, y + 15, f"mean {wording.seconds(centre)}", "tick")
 
 
@@ -191,8 +194,23 @@ def _tick(seconds: float) -> str:
     return f"{seconds:g} s" if seconds >= 1 else f"{seconds * 1e3:g} ms"
 
 
-def _short(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
+def _short(text: str, pixels: float) -> str:
+    """``text``, or so much of it as has room; by the letters of a wide font, bold, for the reader's is not known."""
+    if sum(map(_width, text)) <= pixels:
+        return text
+    room, kept = pixels - _width("…"), 0
+    for letter in text:
+        room -= _width(letter)
+        if room < 0:
+            break
+        kept += 1
+    return text[:kept] + "…"
+
+
+def _width(letter: str) -> float:
+    if unicodedata.east_asian_width(letter) in "WF" or letter in "mwMW@%…":
+        return 14.0
+    return 5.8 if letter in "fijlrt.,:;|'![]()-/ " else 10.5 if letter.isupper() else 8.8
 
 
 def _text(x: float, y: float, text: str, style: str, title: str = "") -> str:

@@ -185,6 +185,14 @@ def test_texts_in_the_drawings_lie_inside_and_do_not_overlap(tmp_path: Path) -> 
         _assert_texts_are_apart(drawing)
 
 
+@pytest.mark.parametrize("letters", ["abcde", "m", "W", "検", "flashpoint-save[MODEL-PARALLEL]", "i"])
+def test_long_names_in_wide_letters_lie_inside_too(tmp_path: Path, letters: str) -> None:
+    name = (letters * 64)[:64]
+    arms = [timing_set(f"{n}{name}"[:64], {"save-checkpoint": [1.0, 1.1], name: [2.0, 2.5]}) for n in "AB"]
+    for drawing in _probed(tmp_path, html=page.render(compare(*arms)))["drawings"]:
+        _assert_texts_are_apart(drawing)
+
+
 @pytest.mark.parametrize("count", [6, 7, 9, 40])
 def test_names_of_any_number_of_timers_stand_beside_their_arm(tmp_path: Path, count: int) -> None:
     timers = {f"flashpoint-save[{number}]": [0.5 + number / 1000, 0.6] for number in range(count)}
