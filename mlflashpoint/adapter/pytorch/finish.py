@@ -18,8 +18,6 @@ from mlflashpoint.errors import DeadlineExceededError, FlashpointError, PeerErro
 
 #: characters of a record in the job's store
 _PIECE = 512 << 10
-#: structures whose metadata stays in the job's store
-_KEPT = 2
 #: saves whose outcome stays there; the slowest rank is never that far behind
 _OUTCOMES = 32
 
@@ -30,13 +28,16 @@ class Bulletin:
     Args:
         connect: gives the talk that the DCP saves of this start alone use; None for a job of one rank. Called in the
             background, where waiting for the other ranks holds nobody up.
+        under_way: saves that a rank may have staged and not settled: its slots. The metadata of so many stays.
     """
 
-    def __init__(self, connect: Callable[[], Channel] | None) -> None:
+    def __init__(self, connect: Callable[[], Channel] | None, *, under_way: int = 2) -> None:
         self._connect = connect
+        self._kept = under_way
         self._channel: Channel | None = None
+        #: both by digest, the last used one last
         self._known: dict[str, str] = {}
-        self._posted: list[tuple[str, int]] = []
+        self._posted: dict[str, int] = {}
         self._outcomes: list[str] = []
 
     @property
@@ -52,17 +53,21 @@ class Bulletin:
         text = self._known.get(digest)
         if text is None:
             text = pack(metadata)
-            channel = self.channel
-            if channel is not None:
+        self._remember(digest, text)
+        channel = self.channel
+        if channel is not None:
+            count = self._posted.pop(digest, None)
+            if count is None:
                 pieces = [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]
                 for number, piece in enumerate(pieces):
                     channel.post(f"metadata/{digest}/{number}", piece)
-                self._posted.append((digest, len(pieces)))
                 channel.post(f"metadata/{digest}", len(pieces))
-                while len(self._posted) > _KEPT:
-                    old, count = self._posted.pop(0)
-                    channel.delete(f"metadata/{old}", *(f"metadata/{old}/{n}" for n in range(count)))
-            self._remember(digest, text)
+                count = len(pieces)
+            self._posted[digest] = count
+            while len(self._posted) > self._kept:
+                old = next(iter(self._posted))
+                count = self._posted.pop(old)
+                channel.delete(f"metadata/{old}", *(f"metadata/{old}/{n}" for n in range(count)))
         return digest, text
 
     def read(self, digest: str) -> str:
@@ -75,7 +80,7 @@ class Bulletin:
             if not isinstance(count, int):
                 raise PeerError("the checkpoint's metadata is not in the job's store")
             text = "".join(map(str, channel.read_many([f"metadata/{digest}/{n}" for n in range(count)])))
-            self._remember(digest, text)
+        self._remember(digest, text)
         return text
 
     def decide(self, key: str, final: bool, text: str) -> tuple[bool, str]:
@@ -89,8 +94,9 @@ class Bulletin:
         return bool(settled[0]), str(settled[1])
 
     def _remember(self, digest: str, text: str) -> None:
+        self._known.pop(digest, None)
         self._known[digest] = text
-        while len(self._known) > _KEPT:
+        while len(self._known) > self._kept:
             del self._known[next(iter(self._known))]
 
 

@@ -21,11 +21,12 @@ from mlflashpoint.adapter.pytorch.planner import StructureSavePlanner
 from mlflashpoint.adapter.pytorch.registered import require_registered, serialises_by_default
 from mlflashpoint.adapter.pytorch.shards import ATTRIBUTE, pieces_of, side_file_key
 from mlflashpoint.adapter.pytorch.stager import ReusedStager
-from mlflashpoint.adapter.pytorch.tables import Table, Tables
+from mlflashpoint.adapter.pytorch.tables import Sent, Table, Tables
 from mlflashpoint.adapter.pytorch.turns import Turns
 from mlflashpoint.core.checkpoint_saver import DefaultMLFlashpointCheckpointSaver
 from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.core.node_versions import split_version
+from mlflashpoint.core.rotation import slots_needed
 from mlflashpoint.core.runtime import Runtime, SaveResult
 from mlflashpoint.errors import CheckpointIdError, FlashpointError, PeerError, StateTypeError, StepError
 from mlflashpoint.settings import BY_NAME
@@ -109,10 +110,13 @@ class MemoryStorageWriter(StorageWriter):
         save.abandon(error)
         self._save = None
 
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+    def set_up_storage_writer(
+        self, is_coordinator: bool, *args: Any, use_collectives: bool = True, **kwargs: Any
+    ) -> None:
         if self.checkpoint_id is None:
             raise CheckpointIdError("no checkpoint id", remedy="pass checkpoint_id to dcp.save")
-        self._is_coordinator = is_coordinator
+        # Without collectives each rank finishes its save for itself.
+        self._is_coordinator = is_coordinator or not use_collectives
         step, last = split_version(self.checkpoint_id)[1], self._last
         # Every rank makes the same saves, so all of them give a repeated one the same number.
         self._save = Save(step, last.attempt + 1 if last is not None and last.step == step else 0)
@@ -137,11 +141,11 @@ class MemoryStorageWriter(StorageWriter):
         """Copy this rank's items into the store; what to tell the coordinator. Raises FlashpointError."""
         save, runtime = self._begun(), self._usable()
         try:
-            names, table = self._tables.describe(plan, runtime.rank)
+            names, table, sent = self._tables.describe(plan, runtime.rank, here=self._is_coordinator)
             state = dict(zip(names, self._resolve(plan, planner), strict=True))
             for name, content in self.side_files.items():
                 state[side_file_key(name)] = _bytes_tensor(content)
-            result = self._store(runtime, save, state, table)
+            result = self._store(runtime, save, state, sent)
         except BaseException as error:
             self._tell(runtime, save, error)
             raise
@@ -173,7 +177,7 @@ class MemoryStorageWriter(StorageWriter):
                 remedy="give the ranks of that process group a store of their own (group=, rank=, world_size=)",
             )
         try:
-            encoded = self._tables.encode(metadata, tables)
+            encoded = self._tables.encode(metadata, tables, step=save.step, path=self.checkpoint_id)
         except FlashpointError as error:
             self._tell(runtime, save, error)
             save.abandon(error)
@@ -256,16 +260,22 @@ class MemoryStorageWriter(StorageWriter):
         found = self._bulletins.get(id(runtime))
         if found is None:
             connect = (lambda: runtime.channel("dcp").under("dcp")) if runtime.world_size > 1 else None
-            found = self._bulletins[id(runtime)] = Bulletin(connect)
+            found = self._bulletins[id(runtime)] = Bulletin(
+                connect, under_way=slots_needed(runtime.config.keep_versions)
+            )
         return found
 
-    def _store(self, runtime: Runtime, save: Save, state: dict[str, Any], table: Table) -> SaveResult:
+    def _store(self, runtime: Runtime, save: Save, state: dict[str, Any], sent: Sent) -> SaveResult:
         bulletin = self._bulletin(runtime)
         world_size, deadline_s = runtime.world_size, runtime.config.deadline_s
 
         def finished() -> dict[str, Any]:
-            text = save.settle(bulletin, world_size=world_size, deadline_s=deadline_s)
-            self._tables.confirmed = table.digest
+            try:
+                text = save.settle(bulletin, world_size=world_size, deadline_s=deadline_s)
+            except BaseException:
+                self._tables.doubt(sent)
+                raise
+            self._tables.confirm(sent)
             return {
                 ATTRIBUTE: {"metadata": pieces_of(text), "scope": "rank" if save.alone and world_size > 1 else "all"}
             }

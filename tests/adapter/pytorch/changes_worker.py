@@ -1,0 +1,93 @@
+"""One rank of the job that test_changes.py starts: saves that differ from the one before, or from rank to rank."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+
+def main(base):
+    import warnings
+
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from launch import scenarios
+    from torch.distributed.checkpoint import CheckpointException
+
+    from mlflashpoint.adapter.pytorch import MemoryStore
+    from mlflashpoint.adapter.pytorch.finish import Save
+
+    warnings.filterwarnings("ignore")
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    results, slow = {}, []
+    scenario = scenarios(results)
+
+    settle = Save.settle
+
+    def slowly(self, *args, **kwargs):
+        text = settle(self, *args, **kwargs)
+        time.sleep(slow[-1] if slow else 0)
+        return text
+
+    # The only stand-in: a machine that is slow in the background.
+    Save.settle = slowly
+
+    def failing(run):
+        began = time.monotonic()
+        failures = {}
+        try:
+            run()
+        except CheckpointException as error:
+            failures = {str(r): [type(e).__name__, str(e)] for r, (e, _) in error.failures.items()}
+        return {"failures": failures, "seconds": time.monotonic() - began}
+
+    def state(step, *more):
+        return {f"{name}{rank}": torch.full((500,), float(step)) for name in ("own", *more)} | {"step": step}
+
+    store = MemoryStore.from_env(base_container=f"{base}/job", job_id="job", keep_versions=3)
+
+    def save(step, *more, **options):
+        dcp.save(
+            state(step, *more),
+            checkpoint_id=store.version(step),
+            storage_writer=store.writer,
+            **{"planner": store.planner, **options},
+        )
+
+    def newest(*more, **options):
+        found, into = store.latest(), state(-1, *more)
+        dcp.load(into, checkpoint_id=found, storage_reader=store.reader, **options)
+        values = {float(value[0]) for key, value in into.items() if key != "step"}
+        return [os.path.basename(found), into["step"], values]
+
+    @scenario
+    def structures_in_turn_while_the_background_is_late():
+        slow.append(0.3)
+        save(1)
+        save(2, "more")
+        # The first save is settled by now on all ranks, the second is not.
+        time.sleep(0.45)
+        result = failing(lambda: save(3))
+        slow.clear()
+        return {**result, "newest": list(map(str, newest()))}
+
+    @scenario
+    def a_save_of_all_ranks_after_one_of_each_for_itself():
+        found = []
+        for step, options in enumerate(({}, {"no_dist": True}, {}, {"use_collectives": False}, {}), 10):
+            found += failing(lambda s=step, o=options: save(s, planner=None, **o))["failures"].items()
+            found.append(store.runtime.await_version(step))
+        return found
+
+    store.close()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+    os._exit(0)
