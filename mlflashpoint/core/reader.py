@@ -47,6 +47,7 @@ class ShardReader:
         self.index = index
         self.path = path
         self._memory: Tensor | None = memory
+        self._raw: memoryview | None = None
         self._pairing: Pairing | None = None
         self._from: tuple[Schedule, array[int]] | None = None
         self._schedule = Schedule([entry.nbytes for entry in index.tensors], [True] * len(index.tensors))
@@ -190,6 +191,13 @@ class ShardReader:
         """
         return view_of(self.entry(name), self._opened())
 
+    def raw(self, name: str) -> memoryview:
+        """The bytes of one tensor where they lie, for its digest; valid as ``view``; raises StateMismatchError."""
+        entry, memory = self.entry(name), self._opened()
+        if self._raw is None:
+            self._raw = _bytes_view(memory)
+        return self._raw[entry.offset : entry.offset + entry.nbytes]
+
     def copy_into(self, name: str, target: Tensor, region: tuple[slice, ...] | None = None) -> None:
         """Copy one tensor, or a part of it, into ``target``.
 
@@ -209,7 +217,7 @@ class ShardReader:
 
     def close(self) -> None:
         """Let go of the mapping; may be called twice. The slot may be overwritten from now on."""
-        self._pairing = self._from = self._memory = None
+        self._pairing = self._from = self._memory = self._raw = None
 
     def __enter__(self) -> ShardReader:
         return self

@@ -117,6 +117,11 @@ def digest_of(data: Any) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
+def new_digest() -> xxhash.xxh3_128:
+    """The digest of what ``update`` is given, piece by piece; ``hexdigest`` is what ``digest_of`` gives of the whole."""
+    return xxhash.xxh3_128()
+
+
 def parse_index(data: bytes | memoryview, data_bytes: int) -> ShardIndex:
     """Read an index.
 

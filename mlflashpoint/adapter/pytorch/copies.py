@@ -21,16 +21,22 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         targets: written.
         sources: read.
     """
-    if all(
-        target.device.type == source.device.type == "cpu" and target.dtype == source.dtype
-        for target, source in zip(targets, sources, strict=True)
-    ):
+    if all(on_host(target, source) for target, source in zip(targets, sources, strict=True)):
         units, nbytes = _units(targets, sources)
         in_two_threads(units, nbytes)
         return
     with torch.no_grad():
         for target, source in zip(targets, sources, strict=True):
             target.copy_(source)
+
+
+def on_host(target: Tensor, source: Tensor) -> bool:
+    return target.device.type == source.device.type == "cpu"
+
+
+def is_plain(target: Tensor, source: Tensor) -> bool:
+    """Whether the elements can be taken as they are: of one dtype, and no lazily conjugated or negated view."""
+    return target.dtype == source.dtype and not any(x.is_conj() or x.is_neg() for x in (target, source))
 
 
 def _units(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> tuple[list[Callable[[], object]], int]:
@@ -42,6 +48,9 @@ def _units(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> tuple[list[C
     for target, source in zip(targets, sources, strict=True):
         nbytes = source.numel() * source.element_size()
         total += nbytes
+        if not is_plain(target, source):
+            units.append(functools.partial(target.copy_, source))
+            continue
         if nbytes > 2 * _BLOCK and target.is_contiguous() and source.is_contiguous():
             units += _blocks(target, source)
             continue

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from mlflashpoint.adapter.pytorch.copies import copy_all
+from mlflashpoint.adapter.pytorch.checked_copies import CheckedCopies, Stored
 from mlflashpoint.adapter.pytorch.metadata_codec import VersionMetadata, chunk_key
 from mlflashpoint.adapter.pytorch.shards import Shards, item_name
 from mlflashpoint.core.checkpoint_loader import DefaultMLFlashpointCheckpointLoader
@@ -57,8 +57,9 @@ class MemoryStorageReader(StorageReader):
     shards may lie on any node. Any other version is looked for on this node alone, and checked here. If this process is
     still finishing its save, that is waited for. No seat is taken: any process of the job's user can read so.
 
-    A version that is overwritten while it is read is NoVersionError; tensors of the state may then have been written
-    to, its other values are as they were.
+    Every tensor and object that is read is checked again, whoever found the version: one that has not the digest that
+    was saved is ShardCorruptError. A version that is overwritten while it is read is NoVersionError. Tensors of the
+    state may then have been written to, its other values are as they were.
 
     Raises (within a CheckpointException on all ranks, if DCP calls it): NoVersionError, ShardCorruptError,
     ShardFormatError, TopologyMismatchError, StateMismatchError, CheckpointIdError.
@@ -170,9 +171,8 @@ class MemoryStorageReader(StorageReader):
     def _read(self, items: list[ReadItem], planner: LoadPlanner, shards: Shards, described: VersionMetadata) -> None:
         # A planner that acts on each tensor once it is filled has to see it filled.
         at_once = type(planner).commit_tensor is DefaultLoadPlanner.commit_tensor
-        targets: list[Tensor] = []
-        sources: list[Tensor] = []
-        contents: list[tuple[ReadItem, bytes]] = []
+        copies = CheckedCopies()
+        contents: list[tuple[ReadItem, Stored, bytes]] = []
         for item in items:
             try:
                 holder = described.holder(item.storage_index)
@@ -180,11 +180,11 @@ class MemoryStorageReader(StorageReader):
                 raise ShardFormatError(
                     f"the version holds no {item.storage_index.fqn!r} at {item.storage_index.offset}", step=shards.step
                 ) from None
-            stored = shards.view(holder, item_name(*chunk_key(item.storage_index)))
+            stored = shards.stored(holder, item_name(*chunk_key(item.storage_index)))
             if item.type is LoadItemType.BYTE_IO:
-                contents.append((item, stored.numpy().tobytes()))
+                contents.append((item, stored, stored.view().numpy().tobytes()))
                 continue
-            source = _part(stored, item.storage_offsets, item.lengths)
+            source = _part(stored.view(), item.storage_offsets, item.lengths)
             target = planner.resolve_tensor(item).detach()
             if target.shape != source.shape:
                 raise StateMismatchError(
@@ -192,16 +192,18 @@ class MemoryStorageReader(StorageReader):
                     f"{list(target.shape)}",
                     step=shards.step,
                 )
-            if at_once:
-                targets.append(target)
-                sources.append(source)
-            else:
-                copy_all([target], [source])
+            copies.add(stored, source, target)
+            if not at_once:
+                bad = copies.run()
+                if bad:
+                    shards.confirm(bad)
                 planner.commit_tensor(item, target)
-        copy_all(targets, sources)
-        shards.confirm()
-        # Not before: the planner unpickles them, and half of one version and half of another would be anything.
-        for item, content in contents:
+                copies = CheckedCopies()
+        bad = copies.run()
+        shards.confirm(bad + [stored for _, stored, content in contents if not stored.is_intact(content)])
+        # Not before: the planner unpickles them, and damaged bytes, or half of one version and half of another, would
+        # be anything.
+        for item, _, content in contents:
             planner.load_bytes(item, io.BytesIO(content))
 
     def __enter__(self) -> MemoryStorageReader:

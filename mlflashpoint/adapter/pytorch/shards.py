@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from mlflashpoint.adapter.pytorch.checked_copies import Stored
 from mlflashpoint.adapter.pytorch.metadata_codec import VersionMetadata, decode_metadata
 from mlflashpoint.core.arena import read_record
 from mlflashpoint.core.node_versions import plan_on_node, split_version
@@ -91,16 +92,18 @@ class Shards:
             found = self._readers[rank] = self._open_shard(rank)
         return found
 
-    def view(self, rank: int, item: str) -> Tensor:
-        """The stored tensor of an item in rank's shard, where it lies; valid until ``close``.
-
-        Raises:
-            ShardFormatError: the shard does not hold it.
-        """
+    def stored(self, rank: int, item: str) -> Stored:
+        """The stored tensor of an item in rank's shard; raises ShardFormatError if the shard does not hold it."""
         reader, names = self.reader(rank), self._names_of(rank)
         if item not in names:
-            raise ShardFormatError(f"the shard of rank {rank} does not hold {item!r}", step=self.step, path=reader.path)
-        return reader.view(names[item])
+            raise ShardFormatError(
+                f"the shard of rank {rank} does not hold {item!r}", rank=rank, step=self.step, path=reader.path
+            )
+        return Stored(reader, names[item])
+
+    def view(self, rank: int, item: str) -> Tensor:
+        """The same where it lies, not checked; valid until ``close``."""
+        return self.stored(rank, item).view()
 
     def _names_of(self, rank: int) -> dict[str, str]:
         """The shard's items, and under which name the store has each."""
@@ -125,10 +128,15 @@ class Shards:
         return found
 
     def side_file(self, rank: int, name: str) -> bytes | None:
-        """A small file that rank's shard carries, None if it does not; raises FlashpointError."""
-        self._names_of(rank)
+        """A small file that rank's shard carries, checked, None if it does not; raises FlashpointError."""
         key = side_file_key(name)
-        return self.view(rank, key).numpy().tobytes() if key in self._items[rank] else None
+        if key not in self._names_of(rank):
+            return None
+        stored = self.stored(rank, key)
+        content = stored.view().numpy().tobytes()
+        if not stored.is_intact(content):
+            self.confirm([stored])
+        return content
 
     def metadata(self, rank: int) -> VersionMetadata:
         """DCP's description of the version, from the shard of ``rank``; raises ShardFormatError."""
@@ -139,15 +147,28 @@ class Shards:
             self._metadata = decode_metadata(unpack("".join(pieces)))
         return self._metadata
 
-    def confirm(self) -> None:
-        """Make sure, after copying, that the job has not meanwhile begun to overwrite the version.
+    def confirm(self, bad: Sequence[Stored] = ()) -> None:
+        """Make sure, after copying, that what was copied is the version.
+
+        Args:
+            bad: stored tensors whose bytes were not those that were saved.
 
         Raises:
-            NoVersionError: it has.
+            NoVersionError: the job has meanwhile begun to overwrite the version.
+            ShardCorruptError: it has not, and there are bad ones.
         """
         for reader in self._readers.values():
             if reader.path is not None and read_record(reader.path) != reader.record:
                 raise _overwritten(reader.path, self.step)
+        if bad:
+            first = bad[0]
+            raise ShardCorruptError(
+                f"tensor {first.name!r} has not the digest that was saved ({len(bad)} of those that were read are bad)",
+                rank=first.reader.record.rank,
+                step=self.step,
+                path=first.reader.path,
+                remedy="ask for the newest version again (latest): another copy, or an older version, is then found",
+            )
 
     def close(self) -> None:
         """Let go of the slots, which may be overwritten from now on."""
