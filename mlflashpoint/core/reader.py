@@ -191,11 +191,10 @@ class ShardReader:
         """
         return view_of(self.entry(name), self._opened())
 
-    def raw(self, name: str) -> memoryview:
-        """The bytes of one tensor where they lie, for its digest; valid as ``view``; raises StateMismatchError."""
-        entry, memory = self.entry(name), self._opened()
+    def raw(self, entry: TensorEntry) -> memoryview:
+        """The bytes of one of its tensors where they lie, for their digest; valid as ``view``."""
         if self._raw is None:
-            self._raw = _bytes_view(memory)
+            self._raw = _bytes_view(self._opened())
         return self._raw[entry.offset : entry.offset + entry.nbytes]
 
     def copy_into(self, name: str, target: Tensor, region: tuple[slice, ...] | None = None) -> None:

@@ -8,88 +8,73 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from mlflashpoint.adapter.pytorch.copies import is_plain, on_host
+from mlflashpoint.adapter.pytorch.copies import is_plain
 from mlflashpoint.core.copying import in_two_threads
 from mlflashpoint.core.reader import ShardReader
-from mlflashpoint.core.shard import digest_of, new_digest
+from mlflashpoint.core.shard import TensorEntry, digest_of, new_digest
 
 #: bytes that are copied before their digest is taken, of one tensor or of many: less than a core's own cache
 _PORTION = 512 << 10
 
 
-@dataclass(frozen=True)
 class Stored:
-    """One stored tensor.
+    """One stored tensor; as a key it is equal to itself alone.
 
     Attributes:
         reader: of its shard.
-        name: in the shard.
+        entry: what the shard says of it.
     """
 
-    reader: ShardReader
-    name: str
+    __slots__ = ("entry", "reader")
 
-    @property
-    def nbytes(self) -> int:
-        return self.reader.entry(self.name).nbytes
+    def __init__(self, reader: ShardReader, entry: TensorEntry) -> None:
+        self.reader = reader
+        self.entry = entry
 
     def view(self) -> Tensor:
         """It, where it lies; valid until the reader is closed."""
-        return self.reader.view(self.name)
+        return self.reader.view(self.entry.name)
 
     def is_intact(self, content: bytes | None = None) -> bool:
         """Whether it, or ``content``, which was copied from it, has the digest that was saved."""
-        data = self.reader.raw(self.name) if content is None else content
-        return digest_of(data) == self.reader.entry(self.name).digest
+        return digest_of(self.reader.raw(self.entry) if content is None else content) == self.entry.digest
 
 
-@dataclass
-class _Read:
-    """What is wanted of one stored tensor."""
-
-    stored: Stored
-    pairs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-
-    @property
-    def is_one_piece(self) -> bool:
-        """Whether it is copied whole, in the order in which it lies."""
-        target, source = self.pairs[0]
-        return (
-            len(self.pairs) == 1
-            and is_plain(target, source)
-            and target.is_contiguous()
-            and source.is_contiguous()
-            and source.numel() * source.element_size() == self.stored.nbytes
-        )
-
-    def copy(self) -> None:
-        for target, source in self.pairs:
-            target.copy_(source)
+#: target and source
+_Pair = tuple[Tensor, Tensor]
 
 
 class CheckedCopies:
     """The copies of one load, made all at once."""
 
     def __init__(self) -> None:
-        self._reads: dict[Stored, _Read] = {}
+        self._plain: dict[Stored, list[_Pair]] = {}
+        self._odd: dict[Stored, list[_Pair]] = {}
+        self._on_host = True
 
     def add(self, stored: Stored, source: Tensor, target: Tensor) -> None:
         """Copy ``source``, which is ``stored`` or a part of it, into the target of the same shape."""
-        self._reads.setdefault(stored, _Read(stored)).pairs.append((target, source))
+        on_host = target.is_cpu
+        self._on_host &= on_host
+        wanted = self._plain if on_host and is_plain(target, source) else self._odd
+        pairs = wanted.get(stored)
+        if pairs is None:
+            wanted[stored] = [(target, source)]
+        else:
+            pairs.append((target, source))
 
     def run(self) -> list[Stored]:
         """Copy, on the host with two threads; the stored tensors whose bytes are not those that were saved."""
         bad: list[Stored] = []
-        reads = list(self._reads.values())
-        units = _units(reads, bad)
-        if all(on_host(target, source) for read in reads for target, source in read.pairs):
-            in_two_threads(units, sum(read.stored.nbytes for read in reads))
+        units = _units(self._plain, bad)
+        units += [functools.partial(_one, stored, pairs, bad) for stored, pairs in self._odd.items()]
+        if self._on_host:
+            in_two_threads(units, sum(stored.entry.nbytes for wanted in (self._plain, self._odd) for stored in wanted))
         else:
             with torch.no_grad():
                 for unit in units:
@@ -97,50 +82,52 @@ class CheckedCopies:
         return bad
 
 
-def _units(reads: list[_Read], bad: list[Stored]) -> list[Callable[[], object]]:
+def _units(reads: Mapping[Stored, list[_Pair]], bad: list[Stored]) -> list[Callable[[], object]]:
     """Portions for one thread's turn, the largest first, so that both threads end at one time."""
-    large = sorted((read for read in reads if read.stored.nbytes > _PORTION), key=lambda read: -read.stored.nbytes)
-    units: list[Callable[[], object]] = [functools.partial(_one, read, bad) for read in large]
-    batch: list[_Read] = []
+    large: list[Stored] = []
+    batches: list[list[Stored]] = [[]]
     waiting = 0
-    for read in reads:
-        if read.stored.nbytes > _PORTION:
+    for stored in reads:
+        nbytes = stored.entry.nbytes
+        if nbytes > _PORTION:
+            large.append(stored)
             continue
-        batch.append(read)
-        waiting += read.stored.nbytes
-        if waiting >= _PORTION:
-            units.append(functools.partial(_many, batch, bad))
-            batch, waiting = [], 0
-    if batch:
-        units.append(functools.partial(_many, batch, bad))
-    return units
+        if waiting + nbytes > _PORTION:
+            batches.append([])
+            waiting = 0
+        batches[-1].append(stored)
+        waiting += nbytes
+    large.sort(key=lambda stored: -stored.entry.nbytes)
+    units: list[Callable[[], object]] = [functools.partial(_one, stored, reads[stored], bad) for stored in large]
+    return units + [functools.partial(_many, batch, reads, bad) for batch in batches if batch]
 
 
-def _many(reads: list[_Read], bad: list[Stored]) -> None:
-    pairs = [pair for read in reads for pair in read.pairs]
-    plain = [pair for pair in pairs if on_host(*pair) and is_plain(*pair)]
-    if plain:
-        torch._foreach_copy_([target for target, _ in plain], [source for _, source in plain])
-    if len(plain) < len(pairs):
+def _many(batch: list[Stored], reads: Mapping[Stored, list[_Pair]], bad: list[Stored]) -> None:
+    targets, sources = zip(*(pair for stored in batch for pair in reads[stored]), strict=True)
+    torch._foreach_copy_(targets, sources)
+    bad += [stored for stored in batch if not stored.is_intact()]
+
+
+def _one(stored: Stored, pairs: list[_Pair], bad: list[Stored]) -> None:
+    target, source = pairs[0]
+    size = source.element_size()
+    one_piece = (
+        len(pairs) == 1
+        and source.numel() * size == stored.entry.nbytes
+        and source.is_contiguous()
+        and target.is_contiguous()
+        and is_plain(target, source)
+    )
+    if not one_piece:
         for target, source in pairs:
-            if not (on_host(target, source) and is_plain(target, source)):
-                target.copy_(source)
-    bad += [read.stored for read in reads if not read.stored.is_intact()]
-
-
-def _one(read: _Read, bad: list[Stored]) -> None:
-    stored = read.stored
-    if not read.is_one_piece:
-        read.copy()
+            target.copy_(source)
         if not stored.is_intact():
             bad.append(stored)
         return
-    ((target, source),) = read.pairs
-    to, of, raw = target.detach().view(-1), source.detach().view(-1), stored.reader.raw(stored.name)
-    size, digest = source.element_size(), new_digest()
-    bounds = [*range(0, of.numel(), _PORTION // size), of.numel()]
-    for begin, end in itertools.pairwise(bounds):
+    to, of, raw = target.detach().view(-1), source.detach().view(-1), stored.reader.raw(stored.entry)
+    digest = new_digest()
+    for begin, end in itertools.pairwise([*range(0, of.numel(), _PORTION // size), of.numel()]):
         to[begin:end].copy_(of[begin:end])
         digest.update(raw[begin * size : end * size])
-    if digest.hexdigest() != stored.reader.entry(stored.name).digest:
+    if digest.hexdigest() != stored.entry.digest:
         bad.append(stored)

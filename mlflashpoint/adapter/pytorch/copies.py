@@ -21,7 +21,7 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         targets: written.
         sources: read.
     """
-    if all(on_host(target, source) for target, source in zip(targets, sources, strict=True)):
+    if all(target.is_cpu and source.is_cpu for target, source in zip(targets, sources, strict=True)):
         units, nbytes = _units(targets, sources)
         in_two_threads(units, nbytes)
         return
@@ -30,13 +30,11 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
             target.copy_(source)
 
 
-def on_host(target: Tensor, source: Tensor) -> bool:
-    return target.device.type == source.device.type == "cpu"
-
-
 def is_plain(target: Tensor, source: Tensor) -> bool:
     """Whether the elements can be taken as they are: of one dtype, and no lazily conjugated or negated view."""
-    return target.dtype == source.dtype and not any(x.is_conj() or x.is_neg() for x in (target, source))
+    return target.dtype is source.dtype and not (
+        target.is_conj() or target.is_neg() or source.is_conj() or source.is_neg()
+    )
 
 
 def _units(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> tuple[list[Callable[[], object]], int]:

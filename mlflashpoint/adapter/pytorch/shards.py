@@ -55,7 +55,7 @@ class Shards:
         self.topology = version.topology
         self._open_shard = open_shard
         self._readers: dict[int, ShardReader] = {}
-        self._items: dict[int, dict[str, str]] = {}
+        self._items: dict[int, dict[str, Stored]] = {}
         self._metadata: VersionMetadata | None = None
 
     @classmethod
@@ -94,26 +94,30 @@ class Shards:
 
     def stored(self, rank: int, item: str) -> Stored:
         """The stored tensor of an item in rank's shard; raises ShardFormatError if the shard does not hold it."""
-        reader, names = self.reader(rank), self._names_of(rank)
-        if item not in names:
+        found = self._items_of(rank).get(item)
+        if found is None:
             raise ShardFormatError(
-                f"the shard of rank {rank} does not hold {item!r}", rank=rank, step=self.step, path=reader.path
+                f"the shard of rank {rank} does not hold {item!r}",
+                rank=rank,
+                step=self.step,
+                path=self.reader(rank).path,
             )
-        return Stored(reader, names[item])
+        return found
 
     def view(self, rank: int, item: str) -> Tensor:
         """The same where it lies, not checked; valid until ``close``."""
         return self.stored(rank, item).view()
 
-    def _names_of(self, rank: int) -> dict[str, str]:
-        """The shard's items, and under which name the store has each."""
-        names = self._items.get(rank)
-        if names is None:
+    def _items_of(self, rank: int) -> dict[str, Stored]:
+        """The shard's items, and what the store has of each."""
+        items = self._items.get(rank)
+        if items is None:
             # A shard's state is one flat dictionary, so that its keys and its tensor nodes go in step.
-            index = self.reader(rank).index
+            reader = self.reader(rank)
+            index = reader.index
             pairs = zip(index.skeleton.keys, index.skeleton.refs, strict=True)
-            names = self._items[rank] = {str(key): index.tensors[ref].name for key, ref in pairs}
-        return names
+            items = self._items[rank] = {str(key): Stored(reader, index.tensors[ref]) for key, ref in pairs}
+        return items
 
     def attribute(self, rank: int) -> dict[str, Any]:
         """What this adapter attached to rank's shard; raises ShardFormatError if another one saved it."""
@@ -130,9 +134,9 @@ class Shards:
     def side_file(self, rank: int, name: str) -> bytes | None:
         """A small file that rank's shard carries, checked, None if it does not; raises FlashpointError."""
         key = side_file_key(name)
-        if key not in self._names_of(rank):
+        stored = self._items_of(rank).get(key)
+        if stored is None:
             return None
-        stored = self.stored(rank, key)
         content = stored.view().numpy().tobytes()
         if not stored.is_intact(content):
             self.confirm([stored])
@@ -163,7 +167,7 @@ class Shards:
         if bad:
             first = bad[0]
             raise ShardCorruptError(
-                f"tensor {first.name!r} has not the digest that was saved ({len(bad)} of those that were read are bad)",
+                f"tensor {first.entry.name!r} has not the digest that was saved ({len(bad)} of those that were read are bad)",
                 rank=first.reader.record.rank,
                 step=self.step,
                 path=first.reader.path,

@@ -104,7 +104,9 @@ class _Buffers:
         sources = [_local(leaves[place]) for place in self._views]
         devices = {source.device for source in sources if source is not None and source.device.type != "cpu"}
         if devices:
-            torch._foreach_copy_(views, sources, non_blocking=True)  # type: ignore[arg-type]
+            # It takes no lazily conjugated or negated view; for all others these give back the tensor itself.
+            plain = [source.resolve_conj().resolve_neg() for source in sources if source is not None]
+            torch._foreach_copy_(views, plain, non_blocking=True)
             for device in devices:
                 getattr(torch, device.type).current_stream(device).synchronize()
         else:
