@@ -118,7 +118,7 @@ def digest_of(data: Any) -> str:
 
 
 def new_digest() -> xxhash.xxh3_128:
-    """The digest of what ``update`` is given, piece by piece; ``hexdigest`` is what ``digest_of`` gives of the whole."""
+    """The same of what ``update`` is given piece by piece: its ``hexdigest``."""
     return xxhash.xxh3_128()
 
 

@@ -108,11 +108,13 @@ class Save:
         step: training step.
         attempt: number of saves of that step before it.
         outcome: True once it is final, False once it is known not to be, None meanwhile.
+        planning: whether the ranks have no plan yet, so that none of them has begun to write.
     """
 
     step: int
     attempt: int = 0
     outcome: bool | None = None
+    planning: bool = False
     _metadata: bytes | None = None
     _shared: bool = False
     _failure: FlashpointError | None = None

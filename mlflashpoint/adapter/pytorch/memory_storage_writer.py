@@ -19,6 +19,7 @@ from torch.futures import Future
 from mlflashpoint.adapter.pytorch.finish import Bulletin, Save
 from mlflashpoint.adapter.pytorch.planner import StructureSavePlanner
 from mlflashpoint.adapter.pytorch.registered import require_registered, serialises_by_default
+from mlflashpoint.adapter.pytorch.same_step import SameStep
 from mlflashpoint.adapter.pytorch.shards import ATTRIBUTE, pieces_of, side_file_key
 from mlflashpoint.adapter.pytorch.stager import ReusedStager
 from mlflashpoint.adapter.pytorch.tables import Sent, Table, Tables
@@ -79,6 +80,7 @@ class MemoryStorageWriter(StorageWriter):
         self._last: Save | None = None
         self._bulletins: dict[int, Bulletin] = {}
         self._tables = Tables()
+        self._same_step = SameStep()
 
     def reset(self, checkpoint_id: Any = None) -> None:
         """A new save begins, once those of other threads have ended.
@@ -102,13 +104,16 @@ class MemoryStorageWriter(StorageWriter):
         save = self._save
         if save is None or not self._is_coordinator or save.finished or not self._turns.free:
             return
+        self._save = None
+        if save.planning:
+            # It had no plan, so no rank has begun to write, and the step may be saved yet.
+            return
         error = PeerError(
             "DCP did not finish the save", step=save.step, remedy="look for the error that dcp.save raised"
         )
         with contextlib.suppress(FlashpointError):
             self._tell(self.runtime(), save, error)
         save.abandon(error)
-        self._save = None
 
     def set_up_storage_writer(
         self, is_coordinator: bool, *args: Any, use_collectives: bool = True, **kwargs: Any
@@ -122,9 +127,15 @@ class MemoryStorageWriter(StorageWriter):
         self._save = Save(step, last.attempt + 1 if last is not None and last.step == step else 0)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return plan
+        """Names the version to the coordinator."""
+        save = self._begun()
+        save.planning = True
+        return self._same_step.mark(plan, save.step, str(self.checkpoint_id))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Raises StepError, which DCP raises on all ranks, if the ranks save different steps."""
+        self._same_step.check(plans)
+        self._begun().planning = False
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:

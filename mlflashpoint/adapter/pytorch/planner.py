@@ -104,7 +104,10 @@ class StructureSavePlanner(DefaultSavePlanner):
                 raise PeerError(f"ranks {strange} hold a plan of another save", remedy="save again: the plan is remade")
         if all(kept) and self._agreed is not None:
             return list(all_plans), self._agreed[1]
-        merged = [self._all_plans[rank] if kept[rank] else plan for rank, plan in enumerate(all_plans)]
+        merged = [
+            dataclasses.replace(self._all_plans[rank], storage_data=plan.storage_data) if kept[rank] else plan
+            for rank, plan in enumerate(all_plans)
+        ]
         plans, metadata = super().create_global_plan(merged)
         number = next(_numbers)
         self._all_plans, self._agreed = merged, (number, metadata)

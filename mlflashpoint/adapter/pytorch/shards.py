@@ -167,7 +167,7 @@ class Shards:
         if bad:
             first = bad[0]
             raise ShardCorruptError(
-                f"tensor {first.entry.name!r} has not the digest that was saved ({len(bad)} of those that were read are bad)",
+                f"tensor {first.entry.name!r} has not the digest that was saved ({len(bad)} of those read are bad)",
                 rank=first.reader.record.rank,
                 step=self.step,
                 path=first.reader.path,

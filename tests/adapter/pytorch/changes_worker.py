@@ -15,7 +15,7 @@ def main(base):
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
     from launch import scenarios
-    from torch.distributed.checkpoint import CheckpointException
+    from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner
 
     from mlflashpoint.adapter.pytorch import MemoryStore
     from mlflashpoint.adapter.pytorch.finish import Save
@@ -61,7 +61,7 @@ def main(base):
     def newest(*more, **options):
         found, into = store.latest(), state(-1, *more)
         dcp.load(into, checkpoint_id=found, storage_reader=store.reader, **options)
-        values = {float(value[0]) for key, value in into.items() if key != "step"}
+        values = sorted({float(value[0]) for key, value in into.items() if key != "step"})
         return [os.path.basename(found), into["step"], values]
 
     @scenario
@@ -81,6 +81,50 @@ def main(base):
         for step, options in enumerate(({}, {"no_dist": True}, {}, {"use_collectives": False}, {}), 10):
             found += failing(lambda s=step, o=options: save(s, planner=None, **o))["failures"].items()
             found.append(store.runtime.await_version(step))
+        return found
+
+    @scenario
+    def ranks_that_save_different_steps():
+        save(20)
+        failed = failing(lambda: save(70 + rank))
+        again = failing(lambda: save(70 + rank, "more", planner=None))
+        return {"failed": failed, "again": again, "newest": newest()}
+
+    @scenario
+    def after_ranks_that_saved_different_steps():
+        found = []
+        for step in (70, 71):
+            found += failing(lambda s=step: save(s))["failures"].items()
+            found.append(newest()[:2])
+        return found
+
+    @scenario
+    def a_step_is_saved_after_its_plan_had_failed():
+        class Failing(DefaultSavePlanner):
+            def create_local_plan(self):
+                if rank == 1:
+                    raise ValueError("no plan")
+                return super().create_local_plan()
+
+        failed = failing(lambda: save(80, planner=Failing()))
+        again = failing(lambda: save(80))
+        return [list(failed["failures"]), again["failures"], newest()[:2]]
+
+    @scenario
+    def a_planner_that_keeps_one_ranks_plan():
+        class Caching(DefaultSavePlanner):
+            """Sends a plan once, as DCP's own planner with ``enable_plan_caching``."""
+
+            first = None
+
+            def create_global_plan(self, all_plans):
+                kept, Caching.first = Caching.first, Caching.first or all_plans
+                return super().create_global_plan([*all_plans[:1], *kept[1:]] if kept else all_plans)
+
+        found = []
+        for step in (90, 91):
+            found += failing(lambda s=step: save(s, planner=Caching()))["failures"].items()
+            found.append(newest()[:2])
         return found
 
     store.close()
