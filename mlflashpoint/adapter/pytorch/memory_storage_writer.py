@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from mlflashpoint.adapter.pytorch.finish import Bulletin, Save
 from mlflashpoint.adapter.pytorch.planner import StructureSavePlanner
-from mlflashpoint.adapter.pytorch.registered import require_registered, serialises_by_default
+from mlflashpoint.adapter.pytorch.resolving import bytes_tensor, resolve_items
 from mlflashpoint.adapter.pytorch.same_step import SameStep
 from mlflashpoint.adapter.pytorch.shards import ATTRIBUTE, pieces_of, side_file_key
 from mlflashpoint.adapter.pytorch.stager import ReusedStager
@@ -29,7 +27,7 @@ from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.core.node_versions import split_version
 from mlflashpoint.core.rotation import slots_needed
 from mlflashpoint.core.runtime import Runtime, SaveResult
-from mlflashpoint.errors import CheckpointIdError, FlashpointError, PeerError, StateTypeError, StepError
+from mlflashpoint.errors import CheckpointIdError, FlashpointError, PeerError, StepError
 from mlflashpoint.settings import BY_NAME
 
 log = logging.getLogger("mlflashpoint.adapter")
@@ -153,11 +151,12 @@ class MemoryStorageWriter(StorageWriter):
         save, runtime = self._begun(), self._usable()
         try:
             names, table, sent = self._tables.describe(plan, runtime.rank, here=self._is_coordinator)
-            state = dict(zip(names, self._resolve(plan, planner), strict=True))
+            state = dict(zip(names, resolve_items(plan, planner), strict=True))
             for name, content in self.side_files.items():
-                state[side_file_key(name)] = _bytes_tensor(content)
+                state[side_file_key(name)] = bytes_tensor(content)
             result = self._store(runtime, save, state, sent)
         except BaseException as error:
+            _locate(error, runtime, save, self.checkpoint_id)
             self._tell(runtime, save, error)
             raise
         finally:
@@ -190,6 +189,7 @@ class MemoryStorageWriter(StorageWriter):
         try:
             encoded = self._tables.encode(metadata, tables, step=save.step, path=self.checkpoint_id)
         except FlashpointError as error:
+            _locate(error, runtime, save, self.checkpoint_id)
             self._tell(runtime, save, error)
             save.abandon(error)
             raise
@@ -320,48 +320,10 @@ class MemoryStorageWriter(StorageWriter):
         if runtime.world_size > 1:
             threading.Thread(target=tell, name="mlflashpoint-tell", daemon=True).start()
 
-    def _resolve(self, plan: SavePlan, planner: SavePlanner) -> list[torch.Tensor]:
-        resolved = planner.resolve_all() if isinstance(planner, StructureSavePlanner) else None
-        checked = resolved is None and serialises_by_default(planner)
-        data: list[torch.Tensor] = []
-        for number, item in enumerate(plan.items):
-            try:
-                if checked and item.type is WriteItemType.BYTE_IO:
-                    require_registered(item.index.fqn, planner.lookup_object(item.index))  # type: ignore[attr-defined]
-                value = planner.resolve_data(item) if resolved is None else resolved[number]
-            except FlashpointError:
-                raise
-            except Exception as error:
-                kind = _kind_of(planner, item.index.fqn)
-                why = f"{type(error).__name__}: {error}"
-                raise StateTypeError(
-                    f"{item.index.fqn!r}, a {kind}, can't be serialised by the planner: {why}",
-                    remedy="leave it out, or register how to pickle its type (copyreg.pickle)",
-                ) from error
-            if item.type is WriteItemType.BYTE_IO and isinstance(value, io.BytesIO):
-                value = _bytes_tensor(value.getbuffer())
-            elif not isinstance(value, torch.Tensor):
-                kind = f"{type(value).__module__}.{type(value).__qualname__}"
-                raise StateTypeError(
-                    f"{item.index.fqn!r} is a {kind}, no tensor or BytesIO",
-                    remedy="let the planner's transform_object give one of them",
-                )
-            elif value.layout is not torch.strided:
-                raise StateTypeError(
-                    f"{item.index.fqn!r} is a tensor of layout {value.layout}, whose parts DCP can't load into place",
-                    remedy="save its dense form, or what it consists of (indices and values)",
-                )
-            data.append(value)
-        return data
 
-
-def _bytes_tensor(data: bytes | memoryview) -> torch.Tensor:
-    if len(data) == 0:
-        return torch.empty(0, dtype=torch.uint8)
-    return torch.frombuffer(bytearray(data) if isinstance(data, bytes) else data, dtype=torch.uint8)
-
-
-def _kind_of(planner: SavePlanner, fqn: str) -> str:
-    state = getattr(planner, "state_dict", None)
-    value = state.get(fqn) if isinstance(state, Mapping) else None
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+def _locate(error: BaseException, runtime: Runtime, save: Save, version: object) -> None:
+    """Let an error of a state say which save it is of; what it says already holds."""
+    if isinstance(error, FlashpointError):
+        error.rank = runtime.rank if error.rank is None else error.rank
+        error.step = save.step if error.step is None else error.step
+        error.path = str(version) if error.path is None else error.path

@@ -20,9 +20,9 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 
-from mlflashpoint.adapter.pytorch.registered import require_registered
-from mlflashpoint.adapter.pytorch.structure import Structure
-from mlflashpoint.errors import PeerError
+from mlflashpoint.adapter.pytorch.registered import not_serialisable, require_registered
+from mlflashpoint.adapter.pytorch.structure import Structure, is_nested
+from mlflashpoint.errors import PeerError, StateTypeError
 
 _numbers = itertools.count(1)
 
@@ -48,8 +48,8 @@ class StructureSavePlanner(DefaultSavePlanner):
     Use one instance for all saves of one state: it holds the plan. Takes the arguments of ``DefaultSavePlanner``.
 
     Raises (as DCP does, on all ranks): PeerError if the ranks hold plans of different saves, which can't happen while
-    they make the same saves; the next save plans anew. StateTypeError for an object whose type is neither plain data
-    nor registered.
+    they make the same saves; the next save plans anew. StateTypeError for a nested tensor, and for an object whose type
+    is neither plain data nor registered.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -84,6 +84,13 @@ class StructureSavePlanner(DefaultSavePlanner):
     def create_local_plan(self) -> SavePlan:
         if self._leaves is not None:
             return SavePlan([], planner_data=_Agreed(self._number))
+        for fqn, value in self.state_dict.items():
+            if is_nested(value):
+                kind = f"{type(value).__module__}.{type(value).__qualname__}"
+                raise StateTypeError(
+                    f"{fqn!r} is a nested tensor ({kind}), which DCP can't plan",
+                    remedy="save what it consists of: its unbind(), or values() and offsets() of a jagged one",
+                )
         return super().create_local_plan()
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
@@ -135,7 +142,10 @@ class StructureSavePlanner(DefaultSavePlanner):
         """As DCP's; raises StateTypeError for what it would pickle without anybody having registered its type."""
         if write_item.type is WriteItemType.BYTE_IO:
             require_registered(write_item.index.fqn, object)
-        return super().transform_object(write_item, object)
+        try:
+            return super().transform_object(write_item, object)
+        except Exception as error:
+            raise not_serialisable(write_item.index.fqn, object, error) from error
 
     def resolve_all(self) -> list[Any] | None:
         """The data of each item of the final plan, in its order; None if a subclass resolves items its own way."""

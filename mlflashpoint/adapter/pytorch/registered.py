@@ -54,6 +54,15 @@ def require_registered(key: str, value: Any) -> None:
     )
 
 
+def not_serialisable(key: str, value: Any, error: Exception) -> StateTypeError:
+    """For an object at ``key`` that DCP's ``torch.save`` has failed on with ``error``."""
+    return StateTypeError(
+        f"{key!r}, a {type(value).__module__}.{type(value).__qualname__}, can't be serialised by the planner: "
+        f"{type(error).__name__}: {error}",
+        remedy="leave it out, or register how to pickle its type (copyreg.pickle)",
+    )
+
+
 def _strange(key: str, value: Any) -> tuple[str, type] | None:
     """Place and type of the first object in ``value`` that the core would not store, None if there is none."""
     pending, seen = [(key, value)], set()

@@ -66,5 +66,6 @@ class SameStep:
             for version, ranks in list(of.items())[:_NAMED]
         )
         raise StepError(
-            f"the ranks save different steps ({told})", remedy="pass the same checkpoint_id on all ranks; nothing was saved"
+            f"the ranks save different steps ({told})",
+            remedy="nothing was saved; pass the same checkpoint_id on all ranks",
         )

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.tensor import DTensor
 
 from mlflashpoint.adapter.pytorch.copies import copy_all
-from mlflashpoint.adapter.pytorch.structure import Structure, rebuild
+from mlflashpoint.adapter.pytorch.structure import Structure, is_nested, rebuild
 
 #: sets of buffers that are kept: one being uploaded while the next save is staged
 _SETS = 2
@@ -48,6 +48,10 @@ class ReusedStager:
             if leaves is not None:
                 return buffers.fill(state_dict, leaves)
         structure, leaves = Structure.of(state_dict)
+        if any(map(is_nested, leaves)):
+            # It can't be copied. Raised here, on one rank, it would leave the others waiting in the save, which
+            # refuses it on all.
+            return state_dict
         if not structure.is_comparable or any(isinstance(x, torch.Tensor) and _local(x) is None for x in leaves):
             return BlockingAsyncStager().stage(state_dict)
         self._sets = [buffers for buffers in self._sets if buffers.busy][: _SETS - 1]

@@ -89,7 +89,7 @@ def _is_leaf(value: list[Any]) -> bool:
 
 def _trait(leaf: Any) -> tuple[Any, ...]:
     inner = leaf._local_tensor if isinstance(leaf, DTensor) else leaf
-    if hasattr(inner, "__create_write_items__"):
+    if hasattr(inner, "__create_write_items__") or is_nested(inner):
         return type(leaf), _never
     if isinstance(leaf, DTensor):
         return type(leaf), _same_dtensor, leaf.dtype, leaf.requires_grad, leaf._spec, leaf._local_tensor.shape
@@ -98,6 +98,11 @@ def _trait(leaf: Any) -> tuple[Any, ...]:
     if isinstance(leaf, torch.Tensor):
         return type(leaf), _same_tensor, leaf.dtype, leaf.requires_grad, leaf.shape
     return type(leaf), None
+
+
+def is_nested(leaf: Any) -> bool:
+    """Whether it is a nested tensor, which has no sizes to compare or to plan by."""
+    return isinstance(leaf, torch.Tensor) and leaf.is_nested
 
 
 def _never(leaf: Any, trait: tuple[Any, ...]) -> bool:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -126,6 +127,62 @@ def main(base):
             found += failing(lambda s=step: save(s, planner=Caching()))["failures"].items()
             found.append(newest()[:2])
         return found
+
+    def refusal(state, step, **options):
+        """What a save of ``state`` on rank 1, and of something else on rank 0, fails with."""
+
+        def run():
+            dcp.save(
+                state if rank == 1 else {"own": torch.ones(1)},
+                checkpoint_id=store.version(step),
+                storage_writer=store.writer,
+                **{"planner": store.planner, **options},
+            )
+
+        found = failing(run)["failures"]
+        return [*found["1"], list(found)] if "1" in found else found
+
+    @scenario
+    def nested_tensors():
+        parts = [torch.ones(2), torch.ones(3)]
+        return [
+            refusal({"deep": {"n": torch.nested.nested_tensor(parts, layout=layout)}}, step)
+            for step, layout in ((100, torch.strided), (101, torch.jagged))
+        ]
+
+    @scenario
+    def a_nested_tensor_on_one_rank_in_an_async_save():
+        state = {"n": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])} if rank == 1 else {"own": rank}
+        found = failing(
+            lambda: dcp.async_save(
+                state, checkpoint_id=store.version(102), storage_writer=store.writer, planner=store.planner
+            ).result()
+        )["failures"]
+        return [found["1"], list(found)]
+
+    @scenario
+    def a_planner_whose_resolve_data_raises():
+        class Raising(DefaultSavePlanner):
+            def resolve_data(self, write_item):
+                if rank == 1 and write_item.index.fqn == "bad1":
+                    raise ValueError("boom")
+                return super().resolve_data(write_item)
+
+        try:
+            dcp.save(
+                {"good": torch.ones(2), f"bad{rank}": torch.ones(2)},
+                checkpoint_id=store.version(110),
+                storage_writer=store.writer,
+                planner=Raising(),
+            )
+        except CheckpointException as error:
+            ((number, (found, _)),) = error.failures.items()
+            return [number, type(found).__name__, str(found), getattr(found, "__notes__", [])]
+
+    @scenario
+    def objects_that_are_not_plain():
+        state = {"deep": {"lock": threading.Lock()}}
+        return [refusal(state, 120), refusal(state, 121, planner=None)]
 
     store.close()
     dist.barrier()

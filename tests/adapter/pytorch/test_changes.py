@@ -63,3 +63,28 @@ def test_a_step_whose_plan_had_failed_can_be_saved(said):
 
 def test_the_mark_on_a_plan_that_a_planner_has_kept_is_not_taken_for_this_saves(said):
     assert said("a_planner_that_keeps_one_ranks_plan") == [[["step-90_ckpt", 90], ["step-91_ckpt", 91]]] * 2
+
+
+def test_a_nested_tensor_is_refused_by_key_type_and_remedy(said):
+    for refused in said("nested_tensors"):
+        for kind, text, ranks in refused:
+            assert kind == "StateTypeError" and ranks == ["1"]
+            assert "'deep.n'" in text and "nested" in text and "remedy: save what it consists of" in text
+
+
+def test_a_nested_tensor_on_one_rank_fails_an_async_save_on_all(said):
+    for (kind, text), ranks in said("a_nested_tensor_on_one_rank_in_an_async_save"):
+        assert kind == "StateTypeError" and "'n'" in text and ranks == ["1"]
+
+
+def test_what_a_planner_of_the_users_own_raises_comes_out_with_the_key(said):
+    for rank, kind, text, notes in said("a_planner_whose_resolve_data_raises"):
+        assert (rank, kind, text) == (1, "ValueError", "boom")
+        assert len(notes) == 1 and "'bad1'" in notes[0] and "Raising" in notes[0]
+
+
+def test_an_object_that_is_not_plain_is_refused_with_rank_step_and_path(said, job):
+    for refused in said("objects_that_are_not_plain"):
+        for step, (kind, text, ranks) in zip((120, 121), refused, strict=True):
+            assert kind == "StateTypeError" and ranks == ["1"]
+            assert f"rank 1, step {step}, path {job[0]}/job/step-{step}_ckpt" in text and "'deep.lock'" in text
