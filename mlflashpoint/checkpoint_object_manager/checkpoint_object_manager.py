@@ -22,7 +22,8 @@ class CheckpointObjectManager:
     """The open memory stores of this process, by base container.
 
     Args:
-        group: name of the set of ranks that save together.
+        group: name of the set of ranks that save together. The ids of a named group's versions are
+            ``<base container>/<group>/step-<n>_ckpt``.
         store: the job's c10d store; None takes that of torch.distributed.
         settings: fields of StoreConfig, which go before the environment. Without a ``job_id`` the job is named by
             MLFLASHPOINT_JOB_ID or, that unset, by the last segment of the base container: it has to be unique to the

@@ -80,12 +80,12 @@ class DefaultMLFlashpointCheckpointLoader:
     def _find(self, base: CheckpointContainerId, durable_step: int | None) -> CheckpointContainerId | None:
         self._found = None
         if self.stores.gave_up():
-            return newest_on_nodes(base, self.stores.group, durable_step=durable_step)
+            return newest_on_nodes(base, self.group, durable_step=durable_step)
         runtime = self.stores.runtime(base, ranks_by(*self._getters))
         recovery = runtime.find_latest(durable_step=durable_step, reshard=True)
         if recovery is None:
             return None
-        found = version_of(base, recovery.step)
+        found = version_of(base, recovery.step, self.group)
         self._found = found, runtime, recovery
         return found
 
@@ -101,14 +101,14 @@ class DefaultMLFlashpointCheckpointLoader:
         Raises:
             DeadlineExceededError: it is not after ``deadline_s`` seconds.
         """
-        base, step = split_version(version)
+        base, step = split_version(version, self.group)
         runtime = self.stores.opened(base)
         if runtime is not None:
             runtime.await_version(step)
 
     def loaded(self, version: str) -> None:
         """Tell that ``version`` was loaded: this process goes on from it, if it has not begun to save."""
-        base, step = split_version(version)
+        base, step = split_version(version, self.group)
         self.stores.reached(base, step, resumed=True)
 
 

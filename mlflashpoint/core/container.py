@@ -24,6 +24,8 @@ from mlflashpoint.errors import ContainerError, ForeignContainerError, StoreFull
 from mlflashpoint.settings import StoreConfig, check_name
 
 IDENTITY_FILE = "container.json"
+#: the group whose versions lie in the base container itself
+DEFAULT_GROUP = "default"
 _SETTING = "MLFLASHPOINT_BASE_CONTAINER"
 _MAX_IDENTITY_BYTES = 64 << 10
 #: kinds of file system that are node-local memory
@@ -81,7 +83,7 @@ def open_container(config: StoreConfig) -> Container:
     _check_kind(config)
     identity = read_container(path)
     if identity is None:
-        _check_empty(path)
+        _check_free(path)
         identity = _write_identity(Container(path, config.job_id, os.getuid(), secrets.token_hex(16)))
     _check_identity(identity, config)
     with _explained(path):
@@ -106,7 +108,7 @@ def check_container(config: StoreConfig) -> None:
     _check_owner(path)
     identity = read_container(path)
     if identity is None:
-        _check_empty(path)
+        _check_free(path)
     else:
         _check_identity(identity, config)
 
@@ -219,10 +221,24 @@ def _check_owner(path: Path) -> None:
         raise refuse(ContainerError, "other users may replace the base container in its parent folder", own)
 
 
-def _check_empty(path: Path) -> None:
+def group_that_owns(path: Path) -> str | None:
+    """Name of the group if ``path`` is, or would be, a group's folder in a container; else None."""
+    return path.name if (path.parent / IDENTITY_FILE).is_file() else None
+
+
+def _check_free(path: Path) -> None:
+    """Whether the folder may become a container: in no other one, and with no other files in it."""
+    group = group_that_owns(path)
+    if group is not None:
+        raise ContainerError(
+            f"the folder is that of the group {group!r} in another memory container",
+            setting=_SETTING,
+            value=str(path),
+            remedy=f"use a store of that group (group={group!r}) with the container above, or give another folder",
+        )
     with _explained(path):
         strange = sorted(
-            name for name in os.listdir(path) if not name.startswith(IDENTITY_FILE) and not _is_version(name)
+            name for name in os.listdir(path) if not name.startswith(IDENTITY_FILE) and not _is_version(path / name)
         )
     # Another rank of this job may have made the identity, and its seat, since we looked.
     if strange and not (path / IDENTITY_FILE).exists():
@@ -234,9 +250,13 @@ def _check_empty(path: Path) -> None:
         )
 
 
-def _is_version(name: str) -> bool:
+def _is_version(path: Path) -> bool:
+    """Whether it is a version's folder, or that of a group with nothing but versions' folders in it."""
     # A framework may make the folder of a version before the first rank opens the store.
-    return CheckpointContainerId.parse_version_container_step(name) is not None
+    if CheckpointContainerId.parse_version_container_step(path.name) is not None:
+        return True
+    inside = os.listdir(path) if path.is_dir() and not path.is_symlink() else []
+    return bool(inside) and all(CheckpointContainerId.parse_version_container_step(name) is not None for name in inside)
 
 
 def _write_identity(container: Container) -> Container:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from mlflashpoint.core.channel import Channel, Store, poll
 from mlflashpoint.core.connection import drop
-from mlflashpoint.core.container import look_into
+from mlflashpoint.core.container import DEFAULT_GROUP, group_that_owns, look_into
 from mlflashpoint.core.deadline import Deadline, bounded
 from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.core.incarnation import Lineage, read_lineage
@@ -47,7 +47,7 @@ class NodeLoader:
         job_id: refuse the container of another job; None reads any of this user's.
     """
 
-    def __init__(self, *, group: str = "default", job_id: str | None = None) -> None:
+    def __init__(self, *, group: str = DEFAULT_GROUP, job_id: str | None = None) -> None:
         self.group = group
         self.job_id = job_id
 
@@ -102,7 +102,7 @@ def newest_on_nodes(
         newest = next(iter(versions), None)
     if newest is None or (durable_step is not None and durable_step > newest.step):
         return None
-    return version_of(base, newest.step)
+    return version_of(base, newest.step, group)
 
 
 def _common(group: str, versions: Sequence[VersionKey], problem: FlashpointError | None) -> VersionKey | None:
@@ -169,9 +169,7 @@ def plan_on_node(
     base = Path(base_container)
     container = look_into(base)
     if container is None:
-        raise NoVersionError(
-            "the folder is no memory container", path=base, remedy="give the base container that the job saved to"
-        )
+        raise _no_container(base)
     if job_id not in (None, container.job_id):
         raise ForeignContainerError(
             f"the container belongs to job {container.job_id!r}, not {job_id!r}",
@@ -198,19 +196,48 @@ def plan_on_node(
     return plan
 
 
-def version_of(base: CheckpointContainerId, step: int) -> CheckpointContainerId:
-    """The version of ``step`` in a base container; raises CheckpointIdError."""
-    return CheckpointContainerId.create_child(base, CheckpointContainerId.format_version_container(step))
+def _no_container(path: Path) -> NoVersionError:
+    group = group_that_owns(path)
+    if group is None:
+        return NoVersionError(
+            "the folder is no memory container", path=path, remedy="give the base container that the job saved to"
+        )
+    return NoVersionError(
+        f"the folder is that of the group {group!r} of a memory container",
+        path=path,
+        remedy=f"read it with a store or a loader of that group (group={group!r})",
+    )
 
 
-def split_version(version: str) -> tuple[CheckpointContainerId, int]:
-    """Base container and step of ``<base>/step-<n>_ckpt``; raises CheckpointIdError."""
+def version_of(base: CheckpointContainerId, step: int, group: str = DEFAULT_GROUP) -> CheckpointContainerId:
+    """The version of ``step`` in a base container; raises CheckpointIdError.
+
+    ``<base>/step-<n>_ckpt`` for the default group, ``<base>/<group>/step-<n>_ckpt`` for a named one: adapters keep
+    files in a version's folder, so no two groups may have the same.
+    """
+    folder = base if group == DEFAULT_GROUP else CheckpointContainerId.create_child(base, group)
+    return CheckpointContainerId.create_child(folder, CheckpointContainerId.format_version_container(step))
+
+
+def split_version(version: str, group: str = DEFAULT_GROUP) -> tuple[CheckpointContainerId, int]:
+    """Base container and step of one of the group's versions; the inverse of ``version_of``.
+
+    Raises:
+        CheckpointIdError: it is no version, or none of that group.
+    """
     found = CheckpointContainerId(str(version))
-    base, step = found.get_parent(), found.step
-    if base is None or step is None:
+    folder, step = found.get_parent(), found.step
+    if folder is None or step is None:
         raise CheckpointIdError(
             "the checkpoint id is no version in a base container",
             path=found,
             remedy="use create_child(base, CheckpointContainerId.format_version_container(step))",
+        )
+    base = folder if group == DEFAULT_GROUP else folder.get_parent()
+    if base is None or version_of(base, step, group) != found:
+        raise CheckpointIdError(
+            f"the checkpoint id is no version of the group {group!r}: those are <base container>/{group}/step-<n>_ckpt",
+            path=found,
+            remedy="use the ids that version(step) and latest() of the group's store give",
         )
     return base, step

@@ -1,7 +1,8 @@
 """The folder of a version, with the small files that Megatron-Core looks for before it asks a load strategy.
 
 ``common.pt`` and ``metadata.json`` are kept in every rank's shard; what lies in the folder is a view of them. It is
-made on each node when the version is saved and made again when it is found, so a replaced node has it too.
+made on each node when the version is saved and made again when it is found, so a replaced node has it too. The id of a
+named group's version lies in the group's folder, so that no group sees, or removes, the files of another.
 """
 
 from __future__ import annotations
@@ -74,13 +75,13 @@ def restore_files(version: str, shards: Shards, rank: int) -> None:
         write_files(version, found)
 
 
-def remove_folders(base: CheckpointContainerId, keep: Iterable[int]) -> None:
-    """Remove the folders of versions that are not kept; failures are logged only."""
+def remove_folders(group_folder: Path, keep: Iterable[int]) -> None:
+    """Remove the folders of one group's versions that are not kept; failures are logged only."""
     kept = set(keep)
     try:
-        for entry in os.scandir(base):
+        for entry in os.scandir(group_folder):
             step = CheckpointContainerId.parse_version_container_step(entry.name)
             if step is not None and step not in kept and entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path, ignore_errors=True)
     except (OSError, FlashpointError) as error:
-        log.warning("folders of old versions could not be removed from %s: %s", base, error)
+        log.warning("folders of old versions could not be removed from %s: %s", group_folder, error)

@@ -27,7 +27,6 @@ from mlflashpoint.adapter.megatron.readiness import all_ready
 from mlflashpoint.adapter.megatron.topology import current_topology
 from mlflashpoint.adapter.pytorch.memory_storage_writer import MemoryStorageWriter
 from mlflashpoint.core.container import read_container
-from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.core.manifest import node_copies
 from mlflashpoint.core.node_versions import split_version
 from mlflashpoint.core.runtime import Runtime
@@ -182,12 +181,12 @@ def _config(backend: str, version: int) -> bytes:
     return json.dumps(dataclasses.asdict(CheckpointingConfig(backend, version))).encode()
 
 
-def _kept(runtime: Runtime, version: str) -> tuple[CheckpointContainerId, set[int]]:
-    """Base container, and the steps whose folders stay: of this version and of those that still have a shard here."""
-    base, step = split_version(version)
+def _kept(runtime: Runtime, version: str) -> tuple[Path, set[int]]:
+    """The folder of the group's versions, and the steps that stay: of this version and of those with a shard here."""
+    base, step = split_version(version, runtime.group)
     container = read_container(Path(base))
     copies = [] if container is None else node_copies(container, runtime.group, holder=runtime.rank)
-    return base, {step, *(copy.record.step for copy in copies)}
+    return Path(version).parent, {step, *(copy.record.step for copy in copies)}
 
 
 def _request_kind(async_strategy: str) -> Any:

@@ -35,7 +35,7 @@ def save_local_aware_megatron_checkpoint(
 
     Args:
         checkpoint: the sharded state dict; changed in place, as by Megatron-Core.
-        checkpoint_dir: ``<base container>/step-<n>_ckpt``.
+        checkpoint_dir: the version's id, ``<base container>/step-<n>_ckpt`` in the default group.
         save_strategy: an ``MLFlashpointMegatronAsyncSaveStrategy``, or Megatron-Core's fully parallel wrapper of one.
         async_save: whether to return a request for the caller to schedule, or to be done when this returns.
         content_metadata: as in ``dist_checkpointing.save``; None is stored too.

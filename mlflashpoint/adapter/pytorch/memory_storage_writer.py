@@ -41,9 +41,10 @@ class MemoryStorageWriter(StorageWriter):
         mp_manager, thread_count: accepted for the guide's sake and not used.
         side_files: small named files that every rank's shard carries, for the adapters of frameworks.
 
-    The checkpoint's id is ``<base container>/step-<n>_ckpt``. Blocking is the copy of this rank's data alone; digests,
-    metadata and replicas follow in the background. A version counts once DCP has finished it on the coordinator. A save
-    waits for a slot as ``MLFLASHPOINT_BUSY_WAIT_S`` says, and for an ``async_save`` of this writer that has not ended.
+    The checkpoint's id is ``<base container>/step-<n>_ckpt``; of a saver for a named group it is
+    ``<base container>/<group>/step-<n>_ckpt``. Blocking is the copy of this rank's data alone; digests, metadata and
+    replicas follow in the background. A version counts once DCP has finished it on the coordinator. A save waits for a
+    slot as ``MLFLASHPOINT_BUSY_WAIT_S`` says, and for an ``async_save`` of this writer that has not ended.
 
     Attributes:
         planner: keeps the plan from save to save; pass it to ``dcp.save`` to plan once per structure.
@@ -91,7 +92,7 @@ class MemoryStorageWriter(StorageWriter):
         self.give_up_unfinished()
         self._save = None
         if checkpoint_id is not None:
-            split_version(str(checkpoint_id))
+            split_version(str(checkpoint_id), self._saver.stores.group)
             self.checkpoint_id = CheckpointContainerId(str(checkpoint_id))
 
     def give_up_unfinished(self) -> None:
@@ -120,7 +121,7 @@ class MemoryStorageWriter(StorageWriter):
             raise CheckpointIdError("no checkpoint id", remedy="pass checkpoint_id to dcp.save")
         # Without collectives each rank finishes its save for itself.
         self._is_coordinator = is_coordinator or not use_collectives
-        step, last = split_version(self.checkpoint_id)[1], self._last
+        step, last = self._place()[1], self._last
         # Every rank makes the same saves, so all of them give a repeated one the same number.
         self._save = Save(step, last.attempt + 1 if last is not None and last.step == step else 0)
 
@@ -250,11 +251,15 @@ class MemoryStorageWriter(StorageWriter):
         """The store that the checkpoint's id lies in; raises as the saver does, and CheckpointIdError."""
         if self.checkpoint_id is None:
             raise CheckpointIdError("no checkpoint id", remedy="pass checkpoint_id to dcp.save")
-        return self._saver.runtime(split_version(self.checkpoint_id)[0])
+        return self._saver.runtime(self._place()[0])
 
     def _deadline_s(self) -> float:
-        opened = None if self.checkpoint_id is None else self._saver.stores.opened(split_version(self.checkpoint_id)[0])
+        opened = None if self.checkpoint_id is None else self._saver.stores.opened(self._place()[0])
         return float(BY_NAME["deadline_s"].read(os.environ) if opened is None else opened.config.deadline_s)
+
+    def _place(self) -> tuple[CheckpointContainerId, int]:
+        """Base container and step of the checkpoint's id."""
+        return split_version(str(self.checkpoint_id), self._saver.stores.group)
 
     def _usable(self) -> Runtime:
         runtime = self.runtime()
@@ -304,7 +309,7 @@ class MemoryStorageWriter(StorageWriter):
                     remedy="save again under the next step",
                 )
             log.debug("step %d lies in memory already and is not stored again", save.step)
-        self._saver.stores.reached(split_version(str(self.checkpoint_id))[0], save.step)
+        self._saver.stores.reached(self._place()[0], save.step)
         return result
 
     def _tell(self, runtime: Runtime, save: Save, error: BaseException) -> None:

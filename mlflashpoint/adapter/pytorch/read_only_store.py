@@ -57,7 +57,7 @@ class ReadOnlyStore:
 
     def version(self, step: int) -> CheckpointContainerId:
         """The checkpoint id of ``step``; raises CheckpointIdError."""
-        return version_of(self.base, step)
+        return version_of(self.base, step, self.loader.group)
 
     def latest(self, *, durable_step: int | None = None) -> CheckpointContainerId | None:
         """The newest version that lies whole in this node's memory, None if there is none.

@@ -65,13 +65,13 @@ class Shards:
 
     @classmethod
     def on_node(cls, version: str, group: str, *, job_id: str | None = None) -> Shards:
-        """Of the version ``<base>/step-<n>_ckpt`` that lies whole in this node's memory.
+        """Of a version of the group, by its id, that lies whole in this node's memory.
 
         Raises:
-            CheckpointIdError: that is no version's name.
+            CheckpointIdError: that is no version's name, or none of the group's.
             NoVersionError, ContainerError, ForeignContainerError: as ``plan_on_node``.
         """
-        base, step = split_version(version)
+        base, step = split_version(version, group)
         plan = plan_on_node(base, group, step, job_id=job_id)
         assert plan.version is not None
 

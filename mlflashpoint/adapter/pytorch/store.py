@@ -66,7 +66,7 @@ class MemoryStore:
 
     def version(self, step: int) -> CheckpointContainerId:
         """The checkpoint id of ``step``; raises CheckpointIdError."""
-        return version_of(self.base, step)
+        return version_of(self.base, step, self.runtime.group)
 
     def latest(self, *, durable_step: int | None = None) -> CheckpointContainerId | None:
         """The newest version that every rank can load; collective, see ``get_latest_complete_checkpoint``.

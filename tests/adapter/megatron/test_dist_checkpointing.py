@@ -132,6 +132,18 @@ def test_a_cached_structure_is_dropped_when_the_state_changes(said):
         assert result == {"t": [130.0 + rank] * 5, "iteration": 13}
 
 
+def test_groups_of_one_step_each_get_their_own_common_state_back(said, job):
+    for result in said("two_groups_of_one_job"):
+        assert result["newest"] == {group: f"{job[0]}/groups/{group}/step-3_ckpt" for group in "ab"}
+        assert result["both"] == [["a", 3, 3.0], ["b", 3, 103.0]]
+
+
+def test_a_group_that_saves_on_takes_no_version_from_another(said):
+    for result in said("two_groups_of_one_job"):
+        assert result["kept"] == [["a", 2, 2.0], ["a", 3, 3.0]]
+        assert result["last"] == ["b", 6, 106.0]
+
+
 @pytest.mark.parametrize(("scenario", "step"), [("more_data_parallel_ranks", 20), ("another_tensor_parallel_size", 30)])
 def test_after_a_kill_another_layout_loads_bit_for_bit(said, scenario, step):
     for result in said(scenario, 2):

@@ -294,6 +294,38 @@ def main(what, base, durable):
             return {"t": loaded["t"][0].tolist(), "iteration": loaded["iteration"]}
 
         @scenario
+        def two_groups_of_one_job():
+            """Two groups save the same steps with other common states; then one of them saves on."""
+            from megatron.core.dist_checkpointing import ShardedTensor
+
+            def state(group, step):
+                data = torch.full((2, 3), float(step + 100 * "ab".index(group)))
+                tensor = ShardedTensor.from_rank_offsets("t", data, (0, rank, world_size))
+                return {"t": tensor, "who": group, "iteration": step}
+
+            def back(group, version):
+                found = stores[group].load({"t": state(group, 0)["t"]}, version)
+                return [found["who"], found["iteration"], found["t"][0].tolist()[0]]
+
+            stores = {
+                group: MegatronStore.from_env(base_container=f"{base}/groups", job_id="groups", group=group)
+                for group in "ab"
+            }
+            for step in (1, 2, 3):
+                for group, store in stores.items():
+                    store.save(state(group, step), step, async_save=False)
+            newest = {group: store.latest() for group, store in stores.items()}
+            both = [back(group, version) for group, version in newest.items()]
+            for step in (4, 5, 6):
+                stores["b"].save(state("b", step), step, async_save=False)
+            return {
+                "newest": newest,
+                "both": both,
+                "kept": [back("a", stores["a"].version(step)) for step in (2, 3)],
+                "last": back("b", stores["b"].latest()),
+            }
+
+        @scenario
         def the_last_version():
             model, optimizer = build(1, 2)
             train(model, optimizer, 2)
