@@ -90,6 +90,14 @@ class ContainerError(FlashpointError):
     """The base container can't be used: not tmpfs, not writable, or of an unsafe kind."""
 
 
+class StoreInUseError(ContainerError):
+    """The process has a store for the container and the group already; a second one would talk in its name."""
+
+
+class StoreClosedError(FlashpointError, ValueError):
+    """The store was closed; it is not opened again behind its owner's back."""
+
+
 class ForeignContainerError(ContainerError):
     """The base container belongs to another job or to another user."""
 

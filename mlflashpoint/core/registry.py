@@ -1,11 +1,10 @@
-"""The runtimes of this process: one per group, found by whoever needs it, and closed at the end."""
+"""The runtimes of this process: one per place, found by whoever needs it, and closed at the end."""
 
 from __future__ import annotations
 
 import atexit
 import threading
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Generic, Protocol, TypeVar
 
 
@@ -32,13 +31,19 @@ class Registry(Generic[T]):
 
     def __init__(self, make: Callable[[str], T]) -> None:
         self._make = make
-        self._open: weakref.WeakSet[T] = weakref.WeakSet()
+        #: what is open, also if nobody refers to it any more: it holds its place all the same
+        self._open: dict[Hashable, T] = {}
         self._by_group: dict[str, T] = {}
         self._lock = threading.Lock()
+        self._claiming = threading.Lock()
         atexit.register(self.close_all)
 
-    def add(self, item: T) -> None:
-        self._open.add(item)
+    def claim(self, place: Hashable, item: T) -> bool:
+        """Keep ``item`` at ``place`` until it is closed; False if another one is there that is still open."""
+        with self._claiming:
+            for old in [place for place, there in self._open.items() if there.closed]:
+                del self._open[old]
+            return self._open.setdefault(place, item) is item
 
     def get(self, group: str) -> T:
         """The one for ``group``, made at the first call and again when it has been closed."""
@@ -51,5 +56,5 @@ class Registry(Generic[T]):
     def close_all(self) -> None:
         with self._lock:
             self._by_group.clear()
-        for item in list(self._open):
+        for item in list(self._open.values()):
             item.close()

@@ -1,4 +1,4 @@
-"""The runtime: one per process and group, and all that an adapter talks to."""
+"""The runtime: one per process, container and group, and all that an adapter talks to."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mlflashpoint.core.registry import Registry
 from mlflashpoint.core.results import Loaded, SaveResult
 from mlflashpoint.core.saves import Saves
 from mlflashpoint.core.session import Session
-from mlflashpoint.errors import FlashpointError
+from mlflashpoint.errors import FlashpointError, StoreClosedError, StoreInUseError
 from mlflashpoint.settings import StoreConfig
 
 __all__ = ["Loaded", "Recovery", "Runtime", "SaveResult", "close_runtimes", "get_runtime"]
@@ -53,6 +53,7 @@ class Runtime:
 
     Raises:
         SettingError: the group's name or the ranks can't be used.
+        StoreInUseError: this process has an open runtime of this rank for the container and the group.
     """
 
     def __init__(
@@ -71,7 +72,13 @@ class Runtime:
         self.local_rank = local_rank
         self.group = group
         self._pid = os.getpid()
-        self._session = Session(config, Ranks(rank, world_size, local_rank), group, store)
+        self._closed = False
+        self._claim()
+        try:
+            self._session = Session(config, Ranks(rank, world_size, local_rank), group, store)
+        except BaseException:
+            self._closed = True
+            raise
         self._counters = Counters()
         self._exchange = Exchange(
             self._session,
@@ -84,8 +91,6 @@ class Runtime:
         self._depot = Depot(self._session, self._exchange)
         self._conversation = Conversation(self._session, self._depot)
         self._saves = Saves(self._session, self._pipeline, self._counters, self._release)
-        self._closed = False
-        _runtimes.add(self)
         if config.drain_dir is not None:
             sigterm.on_sigterm(
                 self, functools.partial(drain_rank, self._session, self._pipeline), config.drain_budget_s
@@ -93,7 +98,7 @@ class Runtime:
         if self.problem is not None:
             self._counters.failure("no memory store on this rank", self.problem)
             if config.strict:
-                self._session.close()
+                self.close()
                 raise self.problem
 
     @classmethod
@@ -110,6 +115,7 @@ class Runtime:
         Raises:
             RankUnknownError: neither torch.distributed nor the environment tells the ranks.
             SettingError: a setting is malformed, or there is no job id.
+            StoreInUseError: as the constructor.
         """
         env = os.environ if environ is None else environ
         return cls(
@@ -256,6 +262,9 @@ class Runtime:
             # Now, and not at the next save: until then one more loss would be the end of the version.
             self._depot.rebuild(decision.recovery.sources.get(self.rank, ()))
         log.debug("rank %d: %s", self.rank, decision.reason)
+        if decision.recovery is None and self.problem is not None:
+            # Who asks takes it for a first start.
+            log.error("rank %d can load nothing from memory, where there may be a version: %s", self.rank, self.problem)
         return decision.recovery
 
     def load(self, recovery: Recovery, *, into: Any = None) -> Loaded:
@@ -349,10 +358,21 @@ class Runtime:
         if self._pipeline.standing.superseded:
             self._exchange.withdraw()
 
+    def _claim(self) -> None:
+        # A second one would wait for the seat in vain, and say to the other ranks that this one has no memory store.
+        base = os.path.realpath(self.config.base_container)
+        if not _runtimes.claim((self._pid, base, self.group, self.local_rank), self):
+            raise StoreInUseError(
+                f"this process already has a store for it, group {self.group!r}",
+                path=base,
+                rank=self.rank,
+                remedy="use that one, close it before (close_runtimes() closes all), or take another group (group=)",
+            )
+
     def _check_usable(self) -> None:
         self._check_process()
         if self._closed:
-            raise FlashpointError("the runtime is closed", remedy="get a new one with get_runtime()")
+            raise StoreClosedError("the store is closed", path=self.config.base_container, remedy="make a new one")
 
     def _check_process(self) -> None:
         # Locks and threads of the parent don't work in a forked child, and the seat is the parent's.
@@ -372,6 +392,7 @@ def get_runtime(group: str = "default") -> Runtime:
     Raises:
         RankUnknownError: neither torch.distributed nor the environment tells the ranks.
         SettingError: a setting is malformed, or there is no job id.
+        StoreInUseError: this process has one that it has made otherwise.
     """
     return _runtimes.get(group)
 

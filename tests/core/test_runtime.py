@@ -1,11 +1,15 @@
 """The runtime as one process sees it; what several ranks do together is in test_crash and test_trouble."""
 
+import contextlib
 import gc
 import json
 import logging
 import os
 import resource
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +26,7 @@ from mlflashpoint.errors import (
     StateMismatchError,
     StateTypeError,
     StepError,
+    StoreInUseError,
 )
 from mlflashpoint.settings import StoreConfig
 from tests.core.ranks import memory_folder, state
@@ -297,19 +302,90 @@ def test_an_empty_state_of_a_rank_without_tensors_is_a_shard_like_any_other(make
     assert store.load(store.find_latest()).state == {}
 
 
+@contextlib.contextmanager
+def another_process_on_the_seat(base):
+    """Holds the seat of local rank 0; gives the process's id."""
+    hold = "import sys; from pathlib import Path; from mlflashpoint.core.seat import SeatLock\n"
+    hold += "lock = SeatLock(Path(sys.argv[1]), wait_s=5); print('held', flush=True); sys.stdin.read()"
+    seat = str(base / "default" / "seat-0")
+    process = subprocess.Popen([sys.executable, "-c", hold, seat], stdin=-1, stdout=-1, text=True)
+    try:
+        assert process.stdout.readline() == "held\n"
+        yield process.pid
+    finally:
+        process.communicate(timeout=30)
+
+
 def test_a_second_process_on_one_seat_is_refused_with_its_owner(make, base):
+    make().close()
+    with another_process_on_the_seat(base) as pid:
+        store = make(deadline_s=0.2)
+        assert f"pid {pid}" in str(store.problem)
+        assert not store.save({}, step=1).ok
+        store.close()
+        with pytest.raises(ContainerError, match=f"pid {pid}"):
+            make(deadline_s=0.2, strict=True)
+
+
+def test_a_second_runtime_of_a_process_is_refused_at_once_and_the_first_goes_on(make):
     store = make()
-    other = Runtime(StoreConfig(job_id="job", base_container=base, deadline_s=0.2), rank=0, world_size=1, local_rank=0)
-    assert f"pid {os.getpid()}" in str(other.problem)
-    assert not other.save({}, step=1).ok
-    assert store.save({}, step=1, wait=True).ok
-    with pytest.raises(ContainerError):
-        Runtime(
-            StoreConfig(job_id="job", base_container=base, deadline_s=0.2, strict=True),
-            rank=0,
-            world_size=1,
-            local_rank=0,
-        )
+    store.save(state(1, 0), step=1, wait=True)
+    began = time.monotonic()
+    with pytest.raises(StoreInUseError, match=r"this process already has a store for it.*remedy: .*close it"):
+        make()
+    assert time.monotonic() - began < 5
+    assert store.save(state(2, 0), step=2, wait=True).ok
+    assert store.find_latest().step == 2
+
+
+def test_a_runtime_that_has_a_problem_has_to_be_closed_before_another_is_made(make, base):
+    make().close()
+    with another_process_on_the_seat(base):
+        first = make(deadline_s=0.2)
+        with pytest.raises(StoreInUseError):
+            make(deadline_s=0.2)
+        first.close()
+    assert make().problem is None
+
+
+@pytest.mark.parametrize("again", [{}, {"strict": True}], ids=["open", "strict"])
+def test_a_runtime_that_could_not_be_made_is_in_nobodys_way(make, base, again):
+    with pytest.raises(SettingError):
+        Runtime(StoreConfig(job_id="job", base_container=base), rank=0, world_size=1, local_rank=0, group="../x")
+    (base / "odd").mkdir(parents=True)
+    with pytest.raises(ContainerError, match="other files"):
+        make(strict=True)
+    (base / "odd").rmdir()
+    assert make(**again).problem is None
+
+
+def test_a_forked_child_may_have_a_store_once_its_parent_has_closed_its_own(make):
+    store = make()
+    waits, goes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(waits, 1)
+        os._exit(0 if make().problem is None else 1)
+    store.close()
+    os.write(goes, b"x")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    os.close(waits)
+    os.close(goes)
+
+
+def test_nothing_found_without_a_memory_store_is_an_error_in_the_log(make, base, caplog):
+    make().close()
+    with another_process_on_the_seat(base):
+        store = make(deadline_s=0.2)
+        caplog.clear()
+        assert store.find_latest() is None
+    (line,) = {record.message for record in caplog.records if record.levelname == "ERROR"}
+    assert "there may be a version" in line and "another live process" in line
+
+
+def test_nothing_found_in_an_empty_store_is_no_error_in_the_log(make, caplog):
+    assert make().find_latest() is None
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
 
 def test_groups_have_seats_of_their_own(base):

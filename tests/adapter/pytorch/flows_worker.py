@@ -28,6 +28,7 @@ def main(base, durable):
     from mlflashpoint.core.checkpoint_id_types import CheckpointContainerId
     from mlflashpoint.core.checkpoint_loader import DefaultMLFlashpointCheckpointLoader
     from mlflashpoint.core.checkpoint_saver import DefaultMLFlashpointCheckpointSaver
+    from mlflashpoint.errors import StoreInUseError
     from mlflashpoint.replication.replication_manager import ReplicationManager
 
     warnings.filterwarnings("ignore")
@@ -216,6 +217,18 @@ def main(base, durable):
             state = full_state(step)
             dcp.save(state, checkpoint_id=store.version(step), storage_writer=store.writer, planner=store.planner)
         return {"latest": store.latest(), "differing": differing(short_load(), state)}
+
+    @scenario
+    def a_second_store():
+        try:
+            MemoryStore.from_env(base_container=f"{base}/short", job_id="short")
+            refused = ""
+        except StoreInUseError as error:
+            refused = str(error)
+        dist.barrier()
+        state = full_state(4)
+        dcp.save(state, checkpoint_id=store.version(4), storage_writer=store.writer, planner=store.planner)
+        return {"refused": refused, "latest": store.latest(), "differing": differing(short_load(), state)}
 
     @scenario
     def planners_of_the_users_own():

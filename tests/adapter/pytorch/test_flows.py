@@ -130,6 +130,12 @@ def test_the_short_form_saves_finds_and_loads(said, job):
         assert result == {"latest": f"{job[0]}/short/step-3_ckpt", "differing": []}
 
 
+def test_a_second_store_of_a_process_is_refused_and_the_first_goes_on(said, job):
+    for result in said("a_second_store"):
+        assert "this process already has a store" in result.pop("refused")
+        assert result == {"latest": f"{job[0]}/short/step-4_ckpt", "differing": []}
+
+
 def test_planners_of_the_users_own(said):
     expected = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     assert said("planners_of_the_users_own") == [{"renamed": expected, "halved": expected, "widened": expected}] * 2
