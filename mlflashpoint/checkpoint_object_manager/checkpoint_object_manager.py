@@ -12,7 +12,7 @@ from mlflashpoint.core.channel import Store
 from mlflashpoint.core.checkpoint_id_types import CheckpointContainerId
 from mlflashpoint.core.ranks import Ranks, ranks_from
 from mlflashpoint.core.runtime import Runtime
-from mlflashpoint.errors import ContainerError
+from mlflashpoint.errors import ContainerError, StoreClosedError
 from mlflashpoint.settings import StoreConfig
 
 log = logging.getLogger("mlflashpoint.core")
@@ -42,12 +42,16 @@ class CheckpointObjectManager:
         #: newest step that the training in a base container is known to have reached, by loading or saving
         self._reached: dict[str, int] = {}
         self._gave_up = False
+        self._given: Runtime | None = None
 
     @classmethod
     def around(cls, runtime: Runtime) -> CheckpointObjectManager:
-        """A manager of one store that is open already."""
+        """A manager of a store that is open already; no other one takes its place, also when it has been closed."""
         manager = cls(group=runtime.group, job_id=runtime.config.job_id)
-        manager._runtimes[str(runtime.config.base_container)] = runtime
+        base = CheckpointContainerId(str(runtime.config.base_container))
+        if manager.opened(base) is None:
+            manager._runtimes[base] = runtime
+        manager._given = runtime
         return manager
 
     def runtime(self, base_container: str, ranks: Ranks | None = None) -> Runtime:
@@ -59,7 +63,8 @@ class CheckpointObjectManager:
 
         Raises:
             ContainerError: this process gave the store up to a checkpoint process.
-            RankUnknownError, SettingError: as ``Runtime.from_env``.
+            StoreClosedError: it is the store that this manager is around, and was closed.
+            RankUnknownError, SettingError, StoreInUseError: as ``Runtime.from_env``.
         """
         base = CheckpointContainerId(base_container)
         with self._lock:
@@ -69,14 +74,16 @@ class CheckpointObjectManager:
                     path=base,
                     remedy="make all saves of this process with AsyncCheckpointerType.PROCESS, or none",
                 )
-            runtime = self._runtimes.get(base)
+            runtime = self._known(base)
+            if runtime is not None and runtime.closed and runtime is self._given:
+                raise StoreClosedError("the store is closed", path=base, remedy="make a new one")
             if runtime is None or runtime.closed:
                 runtime = self._runtimes[base] = self._open(base, ranks or ranks_from(os.environ))
             return runtime
 
     def opened(self, base_container: str) -> Runtime | None:
         """The store of ``base_container`` if this process has it open."""
-        runtime = self._runtimes.get(CheckpointContainerId(base_container))
+        runtime = self._known(CheckpointContainerId(base_container))
         return None if runtime is None or runtime.closed else runtime
 
     def gave_up(self) -> bool:
@@ -91,7 +98,7 @@ class CheckpointObjectManager:
         """
         base = CheckpointContainerId(base_container)
         with self._lock:
-            runtime = self._runtimes.get(base)
+            runtime = self._known(base)
             known = self._reached.get(base)
             if not resumed or known is None:
                 self._reached[base] = step
@@ -105,6 +112,10 @@ class CheckpointObjectManager:
             for runtime in self._runtimes.values():
                 runtime.close()
             self._runtimes.clear()
+
+    def _known(self, base: CheckpointContainerId) -> Runtime | None:
+        given = self._given
+        return given if given is not None and str(given.config.base_container) == base else self._runtimes.get(base)
 
     def _open(self, base: CheckpointContainerId, ranks: Ranks) -> Runtime:
         settings = dict(self.settings)
@@ -126,7 +137,8 @@ class CheckpointObjectManager:
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:
             settings = dict(self.settings)
-            for base, runtime in self._runtimes.items():
+            given = {} if self._given is None else {str(self._given.config.base_container): self._given}
+            for base, runtime in {**self._runtimes, **given}.items():
                 log.info("the memory store %s goes to the checkpoint process", base)
                 settings = {**vars(runtime.config), **settings}
                 settings.pop("base_container")

@@ -56,6 +56,7 @@ class MemoryStore:
 
         Raises:
             RankUnknownError, SettingError: as ``Runtime.from_env``.
+            StoreInUseError: this process has an open store for the container and the group.
         """
         return cls(Runtime.from_env(environ, group=group, **settings))
 
@@ -71,12 +72,16 @@ class MemoryStore:
     def latest(self, *, durable_step: int | None = None) -> CheckpointContainerId | None:
         """The newest version that every rank can load; collective, see ``get_latest_complete_checkpoint``.
 
-        A save that ``dcp.save`` or the future of ``dcp.async_save`` has returned from is waited for.
+        A save that ``dcp.save`` or the future of ``dcp.async_save`` has returned from is waited for. If a rank has no
+        memory store, that is None on all ranks too, and an error in the log.
+
+        Raises:
+            StoreClosedError: the store was closed.
         """
         self.writer.give_up_unfinished()
         return self.loader.get_latest_complete_checkpoint(self.base, durable_step=durable_step)
 
     def close(self) -> None:
-        """Finish the background work and close the store."""
+        """Finish the background work and close the store; what is called afterwards raises StoreClosedError."""
         self.writer.close()
         self.runtime.close()
