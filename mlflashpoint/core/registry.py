@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import threading
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 
@@ -22,6 +23,13 @@ class Closable(Protocol):
 T = TypeVar("T", bound=Closable)
 
 
+@dataclass(frozen=True)
+class _Claim(Generic[T]):
+    item: T
+    kin: Hashable
+    number: int
+
+
 class Registry(Generic[T]):
     """Thread-safe; closes what is still open when the interpreter ends.
 
@@ -32,18 +40,27 @@ class Registry(Generic[T]):
     def __init__(self, make: Callable[[str], T]) -> None:
         self._make = make
         #: what is open, also if nobody refers to it any more: it holds its place all the same
-        self._open: dict[Hashable, T] = {}
+        self._open: dict[Hashable, _Claim[T]] = {}
         self._by_group: dict[str, T] = {}
         self._lock = threading.Lock()
         self._claiming = threading.Lock()
         atexit.register(self.close_all)
 
-    def claim(self, place: Hashable, item: T) -> bool:
-        """Keep ``item`` at ``place`` until it is closed; False if another one is there that is still open."""
+    def claim(self, place: Hashable, kin: Hashable, item: T) -> int | None:
+        """Keep ``item`` at ``place`` until it is closed.
+
+        Returns:
+            the lowest number from 0 that no other open item of the same ``kin`` has; None if another one that is open
+            has the place.
+        """
         with self._claiming:
-            for old in [place for place, there in self._open.items() if there.closed]:
-                del self._open[old]
-            return self._open.setdefault(place, item) is item
+            self._open = {place: claim for place, claim in self._open.items() if not claim.item.closed}
+            if place in self._open:
+                return None
+            taken = {claim.number for claim in self._open.values() if claim.kin == kin}
+            number = next(number for number in range(len(taken) + 1) if number not in taken)
+            self._open[place] = _Claim(item, kin, number)
+            return number
 
     def get(self, group: str) -> T:
         """The one for ``group``, made at the first call and again when it has been closed."""
@@ -56,5 +73,5 @@ class Registry(Generic[T]):
     def close_all(self) -> None:
         with self._lock:
             self._by_group.clear()
-        for item in list(self._open.values()):
-            item.close()
+        for claim in list(self._open.values()):
+            claim.item.close()

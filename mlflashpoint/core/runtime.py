@@ -49,7 +49,8 @@ class Runtime:
 
     Constructing it makes the container and takes the seat, talks to nobody and starts no thread. If the container
     can't be used, ``problem`` says why, saves fail, and this rank still answers the others in ``find_latest`` and
-    ``agree``; with ``config.strict`` it is raised.
+    ``agree``; with ``config.strict`` it is raised. A process that has several for one group, in containers of their
+    own, opens them in the same order as the other ranks do.
 
     Raises:
         SettingError: the group's name or the ranks can't be used.
@@ -73,9 +74,9 @@ class Runtime:
         self.group = group
         self._pid = os.getpid()
         self._closed = False
-        self._claim()
+        number = self._claim()
         try:
-            self._session = Session(config, Ranks(rank, world_size, local_rank), group, store)
+            self._session = Session(config, Ranks(rank, world_size, local_rank), group, store, number)
         except BaseException:
             self._closed = True
             raise
@@ -358,16 +359,19 @@ class Runtime:
         if self._pipeline.standing.superseded:
             self._exchange.withdraw()
 
-    def _claim(self) -> None:
+    def _claim(self) -> int:
         # A second one would wait for the seat in vain, and say to the other ranks that this one has no memory store.
         base = os.path.realpath(self.config.base_container)
-        if not _runtimes.claim((self._pid, base, self.group, self.local_rank), self):
+        place = (self._pid, base, self.group, self.local_rank)
+        number = _runtimes.claim(place, (self._pid, self.group, self.rank), self)
+        if number is None:
             raise StoreInUseError(
                 f"this process already has a store for it, group {self.group!r}",
                 path=base,
                 rank=self.rank,
                 remedy="use that one, close it before (close_runtimes() closes all), or take another group (group=)",
             )
+        return number
 
     def _check_usable(self) -> None:
         self._check_process()

@@ -41,6 +41,7 @@ class Session:
         ranks: who this process is.
         group: name of the set of ranks that save together.
         store: the job's store; None takes that of torch.distributed when it is needed.
+        number: tells apart the sessions that this process has open for one group; the same on all ranks.
 
     A container or seat that can't be used is no exception but ``problem``: the rank still has to talk to the others.
 
@@ -48,11 +49,13 @@ class Session:
         SettingError: the group's name can't be used.
     """
 
-    def __init__(self, config: StoreConfig, ranks: Ranks, group: str, store: Store | None) -> None:
+    def __init__(self, config: StoreConfig, ranks: Ranks, group: str, store: Store | None, number: int = 0) -> None:
         check_group(group)
         self.config = config
         self.ranks = ranks
         self.group = group
+        # Two containers' ranks would take each other's entries in the roster for those of a replaced process.
+        self._prefix = f"mlflashpoint/{group}" if number == 0 else f"mlflashpoint/{group}/{number}"
         self.problem: FlashpointError | None = None
         self._given_store = store
         self._channel: Channel | None = None
@@ -107,12 +110,12 @@ class Session:
         """
         with self._channel_lock:
             if self._channel is None:
-                self._channel = Channel(self._store(), f"mlflashpoint/{self.group}")
+                self._channel = Channel(self._store(), self._prefix)
             return self._channel
 
     def fresh_channel(self) -> Channel:
         """The same on another connection, for whoever may keep one busy; raises PeerError."""
-        return Channel(apart(self._store()), f"mlflashpoint/{self.group}", clone=False)
+        return Channel(apart(self._store()), self._prefix, clone=False)
 
     def drop_channel(self) -> None:
         """Give up a connection on which a call hangs; the next use makes a new one."""

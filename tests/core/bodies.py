@@ -290,3 +290,33 @@ def seen_on_node(me, steps, late_s=0.0):
         time.sleep(late_s)
     found = _common("default", [VersionKey(1, "run", step, 2, "") for step in steps], None)
     return None if found is None else found.step
+
+
+def two_containers(me, rounds):
+    """Two stores of one group, in two containers, which the ranks join at the same time and in different order."""
+    wrong = []
+    for number in range(rounds):
+        stores = {name: me.runtime(base_container=me.base / f"{name}-{number}") for name in ("one", "two")}
+        me.meet(f"opened-{number}")
+
+        def use(name, stores=stores, number=number):
+            step = 1 if name == "one" else 2
+            try:
+                stores[name].save(state(step, me.rank), step=step)
+                stores[name].flush()
+                found = stores[name].find_latest()
+                if found is None or found.step != step:
+                    wrong.append(f"round {number}, store {name}: found {found}")
+            except FlashpointError as error:
+                wrong.append(f"round {number}, store {name}: {error}")
+
+        order = ["one", "two"] if me.rank % 2 == 0 else ["two", "one"]
+        threads = [threading.Thread(target=use, args=(name,)) for name in order]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        me.meet(f"used-{number}")
+        for store in stores.values():
+            store.close()
+    return wrong

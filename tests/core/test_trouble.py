@@ -176,3 +176,7 @@ def test_a_newer_durable_checkpoint_wins_and_the_memory_stays(base):
     assert {result["step"] for result in newer.values()} == {None}
     assert any("durable checkpoint of step 3 is newer" in line for line in newer[0]["logs"])
     assert Life(bodies.find_only, 2, base, wish={"durable_step": 2}).results()[0]["step"] == 2
+
+
+def test_stores_of_two_containers_that_are_joined_at_the_same_time_do_not_mix(base):
+    assert Life(bodies.two_containers, 2, base, 3).results() == {0: [], 1: []}
