@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 
 from mlflashpoint.core.channel import Channel
 from mlflashpoint.core.runtime import Runtime
 from mlflashpoint.errors import PeerError
 
-_rounds: Counter[tuple[int, str]] = Counter()
+#: how often each store was asked about what; the ranks number their rounds alike
+_rounds: weakref.WeakKeyDictionary[Runtime, Counter[str]] = weakref.WeakKeyDictionary()
 
 
 def all_ready(runtime: Runtime, what: str, problem: Exception | None) -> None:
@@ -17,10 +19,11 @@ def all_ready(runtime: Runtime, what: str, problem: Exception | None) -> None:
     Raises:
         the problem itself on the rank that has it, PeerError with its text on the others; on all within the deadline.
     """
-    _rounds[id(runtime), what] += 1
+    rounds = _rounds.setdefault(runtime, Counter())
+    rounds[what] += 1
     channel: Channel | None = None
     if runtime.world_size > 1:
-        channel = runtime.channel("megatron").under(f"megatron/{what}/{_rounds[id(runtime), what]}")
+        channel = runtime.channel("megatron").under(f"megatron/{what}/{rounds[what]}")
         if problem is not None:
             channel.decide("problem", f"rank {runtime.rank}: {type(problem).__name__}: {problem}"[:1000])
     ready = runtime.agree(f"megatron/{what}", problem is None)
