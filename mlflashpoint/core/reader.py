@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import time
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,6 +49,7 @@ class ShardReader:
         self.path = path
         self._memory: Tensor | None = memory
         self._raw: memoryview | None = None
+        self._verified_at: float | None = None
         self._pairing: Pairing | None = None
         self._from: tuple[Schedule, array[int]] | None = None
         self._schedule = Schedule([entry.nbytes for entry in index.tensors], [True] * len(index.tensors))
@@ -139,6 +141,11 @@ class ShardReader:
                 path=self.path,
                 remedy="another copy, or an older version, is used",
             )
+        self._verified_at = time.monotonic()
+
+    def verified_within(self, seconds: float) -> bool:
+        """Whether ``verify`` has found all right no longer than ``seconds`` ago."""
+        return self._verified_at is not None and time.monotonic() - self._verified_at < seconds
 
     def state(self, into: Any = None, *, strict: bool = True) -> Any:
         """The shard's state, with its tensors copied out of the store.

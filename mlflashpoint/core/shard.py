@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import xxhash
 
+from mlflashpoint.core.collector import no_collections
 from mlflashpoint.core.dtypes import DTYPE_NAMES, DTYPES
 from mlflashpoint.core.plain import encode_plain
 from mlflashpoint.core.record import FORMAT_VERSION
@@ -122,6 +123,7 @@ def new_digest() -> xxhash.xxh3_128:
     return xxhash.xxh3_128()
 
 
+@no_collections()
 def parse_index(data: bytes | memoryview, data_bytes: int) -> ShardIndex:
     """Read an index.
 

@@ -21,6 +21,7 @@ from mlflashpoint.adapter.pytorch.checked_copies import CheckedCopies, Stored
 from mlflashpoint.adapter.pytorch.metadata_codec import VersionMetadata, chunk_key
 from mlflashpoint.adapter.pytorch.shards import Shards, item_name
 from mlflashpoint.core.checkpoint_loader import DefaultMLFlashpointCheckpointLoader
+from mlflashpoint.core.collector import no_collections
 from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.core.node_versions import NodeLoader, split_version
 from mlflashpoint.core.ranks import ranks_from
@@ -57,7 +58,7 @@ class MemoryStorageReader(StorageReader):
     shards may lie on any node. Any other version is looked for on this node alone, and checked here. If this process is
     still finishing its save, that is waited for. No seat is taken: any process of the job's user can read so.
 
-    Every tensor and object that is read is checked again, whoever found the version: one that has not the digest that
+    What was not checked in the last half minute is checked again, and objects always: one that has not the digest that
     was saved is ShardCorruptError. A version that is overwritten while it is read is NoVersionError. Tensors of the
     state may then have been written to, its other values are as they were.
 
@@ -146,7 +147,13 @@ class MemoryStorageReader(StorageReader):
         """Copy what the plan asks for out of the store; the slots are let go of before it returns."""
         shards, described = self.shards(), self.version_metadata()
         try:
-            self._read(plan.items, planner, shards, described)
+            copies, contents = self._look_up(plan.items, planner, shards, described)
+            bad = copies.run()
+            shards.confirm(bad + [stored for _, stored, content in contents if not stored.is_intact(content)])
+            # Not before: the planner unpickles them, and damaged bytes, or half of one version and half of another,
+            # would be anything.
+            for item, _, content in contents:
+                planner.load_bytes(item, io.BytesIO(content))
             self._loader.loaded(str(self.checkpoint_id))
         finally:
             self.close()
@@ -168,7 +175,11 @@ class MemoryStorageReader(StorageReader):
             self._shards.close()
         self._shards = self._runtime = None
 
-    def _read(self, items: list[ReadItem], planner: LoadPlanner, shards: Shards, described: VersionMetadata) -> None:
+    @no_collections()
+    def _look_up(
+        self, items: list[ReadItem], planner: LoadPlanner, shards: Shards, described: VersionMetadata
+    ) -> tuple[CheckedCopies, list[tuple[ReadItem, Stored, bytes]]]:
+        """What is to be copied, and the bytes of the objects that are to be loaded."""
         # A planner that acts on each tensor once it is filled has to see it filled.
         at_once = type(planner).commit_tensor is DefaultLoadPlanner.commit_tensor
         copies = CheckedCopies()
@@ -199,12 +210,7 @@ class MemoryStorageReader(StorageReader):
                     shards.confirm(bad)
                 planner.commit_tensor(item, target)
                 copies = CheckedCopies()
-        bad = copies.run()
-        shards.confirm(bad + [stored for _, stored, content in contents if not stored.is_intact(content)])
-        # Not before: the planner unpickles them, and damaged bytes, or half of one version and half of another, would
-        # be anything.
-        for item, _, content in contents:
-            planner.load_bytes(item, io.BytesIO(content))
+        return copies, contents
 
     def __enter__(self) -> MemoryStorageReader:
         return self

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from mlflashpoint.core.collector import no_collections
 from mlflashpoint.errors import ShardFormatError, StateTypeError
 
 _FORMAT = 1
@@ -87,6 +88,7 @@ def encode_metadata(metadata: Metadata, holders: Mapping[ChunkKey, int]) -> byte
     return json.dumps(document, separators=(",", ":")).encode()
 
 
+@no_collections()
 def decode_metadata(data: bytes) -> VersionMetadata:
     """The inverse of ``encode_metadata``; raises ShardFormatError for anything malformed."""
     try:
@@ -96,21 +98,23 @@ def decode_metadata(data: bytes) -> VersionMetadata:
         kinds = [_properties(tuple(kind)) for kind in document["properties"]]
         content: dict[str, Any] = {}
         holders: dict[ChunkKey, int] = {}
+        shapes = _Shapes()
         for entry in document["entries"]:
             fqn = _of(str, entry[0])
             if len(entry) == 2:
                 content[fqn] = BytesStorageMetadata()
                 holders[fqn, None] = _of(int, entry[1])
                 continue
-            size = torch.Size(entry[2])
+            size = shapes[tuple(entry[2])]
             chunks = []
             for chunk in entry[3]:
                 if type(chunk) is int:
-                    offsets, sizes, holder = torch.Size((0,) * len(size)), size, chunk
+                    offsets, sizes, holder = shapes[(0,) * len(size)], size, chunk
                 else:
-                    offsets, sizes, holder = torch.Size(chunk[0]), torch.Size(chunk[1]), _of(int, chunk[2])
+                    offsets, sizes, holder = shapes[tuple(chunk[0])], shapes[tuple(chunk[1])], _of(int, chunk[2])
                 chunks.append(ChunkStorageMetadata(offsets=offsets, sizes=sizes))
-                holders[fqn, tuple(offsets)] = holder
+                # Equal to the plain tuple that it is looked up by.
+                holders[fqn, offsets] = holder
             # One object per tensor: a planner may change them.
             properties = TensorProperties(*kinds[entry[1]])
             content[fqn] = TensorStorageMetadata(properties=properties, size=size, chunks=chunks)
@@ -125,6 +129,14 @@ def decode_metadata(data: bytes) -> VersionMetadata:
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         raise ShardFormatError(f"malformed DCP metadata: {type(error).__name__}: {error}") from None
     return VersionMetadata(metadata=metadata, holders=holders)
+
+
+class _Shapes(dict[tuple[int, ...], torch.Size]):
+    """One object for all equal shapes: few new objects keep the garbage collector from going over the whole process."""
+
+    def __missing__(self, shape: tuple[int, ...]) -> torch.Size:
+        made = self[shape] = torch.Size(shape)
+        return made
 
 
 def _describe(properties: TensorProperties) -> tuple[object, ...]:

@@ -8,13 +8,19 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner
 
-from mlflashpoint.adapter.pytorch import MemoryStorageReader, MemoryStore, ReadOnlyStore
+from mlflashpoint.adapter.pytorch import MemoryStorageReader, MemoryStore, ReadOnlyStore, checked_copies
 from mlflashpoint.core.arena import file_of, scan_seat
 from mlflashpoint.core.runtime import Runtime
 from mlflashpoint.errors import ShardCorruptError
 from mlflashpoint.settings import StoreConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+
+
+@pytest.fixture
+def later(monkeypatch):
+    """The load comes long after the version was found and checked."""
+    monkeypatch.setattr(checked_copies, "TRUST_S", 0.0)
 
 
 @pytest.fixture
@@ -101,7 +107,7 @@ PARTS = ["large", "small", "turned", "note", "all"]
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_damage_before_a_load_is_refused_by_name(store, reader, part):
+def test_damage_before_a_load_is_refused_by_name(later, store, reader, part):
     damage(store, part)
     into = state(9.0)
     error = refused(store, reader, into)
@@ -110,7 +116,7 @@ def test_damage_before_a_load_is_refused_by_name(store, reader, part):
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_damage_during_a_load_is_refused_by_name(store, reader, part):
+def test_damage_during_a_load_is_refused_by_name(later, store, reader, part):
     class Damaging(DefaultLoadPlanner):
         def create_local_plan(self):
             damage(store, part)
@@ -119,7 +125,7 @@ def test_damage_during_a_load_is_refused_by_name(store, reader, part):
     refused(store, reader, state(9.0), planner=Damaging())
 
 
-def test_damage_is_refused_where_only_a_part_of_the_tensor_is_wanted(store, reader):
+def test_damage_is_refused_where_only_a_part_of_the_tensor_is_wanted(later, store, reader):
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
     from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
@@ -138,7 +144,7 @@ def test_damage_is_refused_where_only_a_part_of_the_tensor_is_wanted(store, read
     refused(store, reader, {"large": torch.zeros(1 << 20)}, planner=Half())
 
 
-def test_damage_is_refused_where_the_state_has_another_dtype(store, reader):
+def test_damage_is_refused_where_the_state_has_another_dtype(later, store, reader):
     class Damaging(DefaultLoadPlanner):
         def create_local_plan(self):
             damage(store, "large")
@@ -147,7 +153,7 @@ def test_damage_is_refused_where_the_state_has_another_dtype(store, reader):
     refused(store, reader, {"large": torch.zeros(1 << 20, dtype=torch.float64)}, planner=Damaging())
 
 
-def test_a_planner_that_acts_on_each_tensor_is_not_given_a_damaged_one(store, reader):
+def test_a_planner_that_acts_on_each_tensor_is_not_given_a_damaged_one(later, store, reader):
     given = []
 
     class Acting(DefaultLoadPlanner):
@@ -162,7 +168,7 @@ def test_a_planner_that_acts_on_each_tensor_is_not_given_a_damaged_one(store, re
     assert 666.0 not in given
 
 
-def test_damage_to_what_is_not_wanted_harms_nobody(store, reader):
+def test_damage_to_what_is_not_wanted_harms_nobody(later, store, reader):
     class Damaging(DefaultLoadPlanner):
         def create_local_plan(self):
             damage(store, "large")
@@ -173,7 +179,7 @@ def test_damage_to_what_is_not_wanted_harms_nobody(store, reader):
     assert into["small"].tolist() == [3.0] * 10
 
 
-def test_after_the_error_the_newest_is_the_version_before(store):
+def test_after_the_error_the_newest_is_the_version_before(later, store):
     for step in (1, 2):
         dcp.save(state(float(step)), checkpoint_id=store.version(step), storage_writer=store.writer)
     newest = store.latest()
@@ -190,3 +196,20 @@ def test_whole_versions_are_loaded_as_they_were_saved(store, reader):
     dcp.load(into, checkpoint_id=store.version(2), storage_reader=reader)
     assert all(torch.equal(into[name], value) for name, value in state(2.0).items() if name != "note")
     assert into["note"] == state(2.0)["note"]
+
+
+def test_the_search_for_a_version_has_compared_the_digests_for_the_load_that_follows(store, reader, monkeypatch):
+    taken = []
+    monkeypatch.setattr(checked_copies, "_units", lambda reads, bad: taken.extend(reads) or [])
+    into = state(9.0)
+    dcp.load(into, checkpoint_id=store.version(2), storage_reader=reader)
+    assert taken == []
+    assert torch.equal(into["large"], state(2.0)["large"]) and torch.equal(into["turned"], state(2.0)["turned"])
+
+
+def test_a_damaged_object_is_never_unpickled(store):
+    dcp.save(state(1.0), checkpoint_id=store.version(1), storage_writer=store.writer)
+    dcp.save(state(2.0), checkpoint_id=store.version(2), storage_writer=store.writer)
+    assert store.latest() == store.version(2)
+    damage(store, "all")
+    refused(store, store.reader, state(9.0))
