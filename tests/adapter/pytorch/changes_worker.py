@@ -15,7 +15,7 @@ def main(base):
     import torch
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
-    from launch import scenarios
+    from launch import failing, scenarios
     from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner
 
     from mlflashpoint.adapter.pytorch import MemoryStore
@@ -36,15 +36,6 @@ def main(base):
 
     # The only stand-in: a machine that is slow in the background.
     Save.settle = slowly
-
-    def failing(run):
-        began = time.monotonic()
-        failures = {}
-        try:
-            run()
-        except CheckpointException as error:
-            failures = {str(r): [type(e).__name__, str(e)] for r, (e, _) in error.failures.items()}
-        return {"failures": failures, "seconds": time.monotonic() - began}
 
     def state(step, *more):
         return {f"{name}{rank}": torch.full((500,), float(step)) for name in ("own", *more)} | {"step": step}

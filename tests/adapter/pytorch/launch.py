@@ -118,3 +118,16 @@ def scenarios(results):
         return run
 
     return scenario
+
+
+def failing(run):
+    """For a rank: what ``run`` fails with, by rank, and how many seconds it takes."""
+    from torch.distributed.checkpoint import CheckpointException
+
+    began = time.monotonic()
+    failures = {}
+    try:
+        run()
+    except CheckpointException as error:
+        failures = {str(rank): [type(of).__name__, str(of)] for rank, (of, _) in error.failures.items()}
+    return {"failures": failures, "seconds": time.monotonic() - began}

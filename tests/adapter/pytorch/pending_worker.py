@@ -31,8 +31,8 @@ def main(base):
     import torch
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
-    from launch import scenarios
-    from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner
+    from launch import failing, scenarios
+    from torch.distributed.checkpoint import DefaultSavePlanner
     from torch.distributed.checkpoint.planner import WriteItemType
 
     from mlflashpoint.adapter.pytorch import MemoryStore
@@ -61,15 +61,6 @@ def main(base):
     ShardSaver.commit = slowly
 
     scenario = scenarios(results)
-
-    def failing(run):
-        began = time.monotonic()
-        failures = {}
-        try:
-            run()
-        except CheckpointException as error:
-            failures = {str(r): [type(e).__name__, str(e)] for r, (e, _) in error.failures.items()}
-        return {"failures": failures, "seconds": time.monotonic() - began}
 
     def state(step):
         return {"all": torch.full((1000,), float(step)), f"rank{rank}": torch.full((500,), float(step)), "step": step}

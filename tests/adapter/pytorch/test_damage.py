@@ -1,6 +1,5 @@
 """Bytes that were damaged after they were found good are an error of a load, never values of the state."""
 
-import uuid
 from pathlib import Path
 
 import pytest
@@ -8,11 +7,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner
 
-from mlflashpoint.adapter.pytorch import MemoryStorageReader, MemoryStore, ReadOnlyStore, checked_copies
+from mlflashpoint.adapter.pytorch import MemoryStorageReader, ReadOnlyStore, checked_copies
 from mlflashpoint.core.arena import file_of, scan_seat
-from mlflashpoint.core.runtime import Runtime
 from mlflashpoint.errors import ShardCorruptError
-from mlflashpoint.settings import StoreConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
@@ -21,18 +18,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:Us
 def later(monkeypatch):
     """The load comes long after the version was found and checked."""
     monkeypatch.setattr(checked_copies, "TRUST_S", 0.0)
-
-
-@pytest.fixture
-def store():
-    base = Path(f"/dev/shm/mlflashpoint-test-{uuid.uuid4().hex}")
-    runtime = Runtime(StoreConfig(job_id="job", base_container=base, replicas=0), rank=0, world_size=1, local_rank=0)
-    opened = MemoryStore(runtime)
-    yield opened
-    runtime.discard()
-    for file in sorted(base.rglob("*"), reverse=True):
-        file.rmdir() if file.is_dir() else file.unlink()
-    base.rmdir()
 
 
 def state(value):

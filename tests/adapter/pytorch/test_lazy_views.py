@@ -1,31 +1,13 @@
 """Lazily conjugated and negated tensors are saved, staged and loaded into as DCP does it."""
 
-import uuid
-from pathlib import Path
-
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from mlflashpoint.adapter.pytorch import MemoryStore
 from mlflashpoint.adapter.pytorch.stager import ReusedStager
-from mlflashpoint.core.runtime import Runtime
-from mlflashpoint.settings import StoreConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 SIZES = (4, 1 << 20)
-
-
-@pytest.fixture
-def store():
-    base = Path(f"/dev/shm/mlflashpoint-test-{uuid.uuid4().hex}")
-    runtime = Runtime(StoreConfig(job_id="job", base_container=base, replicas=0), rank=0, world_size=1, local_rank=0)
-    opened = MemoryStore(runtime)
-    yield opened
-    runtime.discard()
-    for file in sorted(base.rglob("*"), reverse=True):
-        file.rmdir() if file.is_dir() else file.unlink()
-    base.rmdir()
 
 
 def conjugated(size, value=0):

@@ -18,19 +18,6 @@ def job(tmp_path_factory):
         yield base, launch.launch(Path(__file__).parent / "pending_worker.py", 2, [base], folder)
 
 
-@pytest.fixture
-def said(job):
-    """Scenario -> what each rank reports of it; a scenario that broke fails the test with its traceback."""
-
-    def of(scenario):
-        found = [report.get(scenario, {"error": "it was not reached"}) for report in job[1]]
-        broken = [result["error"] for result in found if isinstance(result, dict) and "error" in result]
-        assert not broken, "\n".join(broken)
-        return found
-
-    return of
-
-
 def holds(step):
     """What a rank's load of that step gives."""
     return [[float(step)], [float(step)], step]

@@ -1,32 +1,16 @@
 """A version is replaced by newer saves while it is being loaded, by the same process."""
 
 import threading
-import uuid
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner
 
-from mlflashpoint.adapter.pytorch import MemoryStorageReader, MemoryStore, ReadOnlyStore
-from mlflashpoint.core.runtime import Runtime
+from mlflashpoint.adapter.pytorch import MemoryStorageReader, ReadOnlyStore
 from mlflashpoint.errors import NoVersionError
-from mlflashpoint.settings import StoreConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-
-
-@pytest.fixture
-def store():
-    base = Path(f"/dev/shm/mlflashpoint-test-{uuid.uuid4().hex}")
-    runtime = Runtime(StoreConfig(job_id="job", base_container=base, replicas=0), rank=0, world_size=1, local_rank=0)
-    opened = MemoryStore(runtime)
-    yield opened
-    runtime.discard()
-    for file in sorted(base.rglob("*"), reverse=True):
-        file.rmdir() if file.is_dir() else file.unlink()
-    base.rmdir()
 
 
 def state(step):
