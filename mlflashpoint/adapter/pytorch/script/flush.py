@@ -62,11 +62,11 @@ def flush(stream: Stream, wanted: Mapping[str, list[str]]) -> CheckpointExceptio
 
 def _write(stream: Stream, version: Version, folder: Path) -> bool:
     """False if memory does not have it whole any more; raises CheckpointException if the disk refuses it."""
-    reader, rank, problem = stream.store.reader, stream.runtime.rank, ""
+    reader, runtime, problem = stream.store.reader, stream.runtime, ""
     reader.reset(version.id)
     try:
         try:
-            planner = VersionPlanner(reader.shards(), reader.version_metadata(), rank)
+            planner = VersionPlanner(reader.shards(), reader.version_metadata(), runtime.rank, runtime.world_size)
         except FlashpointError as error:
             problem = str(error)
         if not hold(trouble=problem).ok:

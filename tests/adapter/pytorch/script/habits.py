@@ -191,13 +191,26 @@ def refused(folder):
     on_rank_0((folder / "step-3" / "__0_0.distcp").mkdir)
 
 
+def dying(folder):
+    """The node dies when the newest checkpoint is in memory only."""
+    progress = Progress()
+    for step in (1, 2, 3):
+        dcp.save(progress.at(step), checkpoint_id=folder / f"step-{step}")
+    on_rank_0(lambda: None)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def newest(folder):
+    return {"resumed": loaded(folder / "step-3")}
+
+
 def again(folder):
     on_rank_0((folder / "step-3" / "__0_0.distcp").rmdir)
     return {"resumed": loaded(folder / "step-3")}
 
 
 HABITS = {function.__name__: function for function in (
-    lines, plain, other_run, latest, raising, hanging, around, going_back, refused, again,
+    lines, plain, other_run, latest, raising, hanging, around, going_back, refused, again, dying, newest,
 )}  # fmt: skip
 
 

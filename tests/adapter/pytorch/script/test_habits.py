@@ -121,3 +121,15 @@ def test_a_disk_that_refuses_the_newest_checkpoint_at_the_end_fails_the_job_whic
     assert is_memory_only(one.checkpoints / "step-3")
     assert [report["resumed"] for report in one.start("--habit", "again", script=HABITS)] == [3, 3]
     assert on_disk(one.checkpoints / "step-3") == 3
+
+
+def test_what_more_ranks_saved_is_whole_on_disk_when_the_script_ends(job):
+    one = job(ranks=2)
+    one.start("--habit", "dying", script=HABITS, fails=True)
+    assert is_memory_only(one.checkpoints / "step-3")
+    one.ranks = 1
+    assert [report["resumed"] for report in one.start("--habit", "newest", script=HABITS)] == [3]
+    assert on_disk(one.checkpoints / "step-3") == 3
+    state = {"p": {"rank-0": 0, "rank-1": 0}}
+    dcp.load(state, checkpoint_id=one.checkpoints / "step-3", no_dist=True)
+    assert set(state["p"].values()) == {3}
