@@ -18,7 +18,7 @@ from mlflashpoint.adapter.pytorch.script.calls import Request, elsewhere, reques
 from mlflashpoint.adapter.pytorch.script.council import given_up, hold
 from mlflashpoint.adapter.pytorch.script.line import group_of
 from mlflashpoint.adapter.pytorch.script.retirement import retire
-from mlflashpoint.adapter.pytorch.script.saves import BROKEN, Original
+from mlflashpoint.adapter.pytorch.script.saves import BROKEN, Original, stand_in
 from mlflashpoint.adapter.pytorch.script.stream import Stream, Version
 from mlflashpoint.adapter.pytorch.script.streams import abandon, stream_of
 from mlflashpoint.errors import FlashpointError, NoVersionError, PeerError
@@ -69,7 +69,9 @@ def load(original: Original, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     else:
         _from_disk(original, asked.path)
     if not stream.has_saved:
-        stream.newest_is_memory = source == "memory" and not note
+        stream.newest_is_memory = False
+        if source == "memory" and not note:
+            stand_in(stream)
     if verdict is not None and stream.runtime.rank == 0:
         _enter(stream, asked.path)
     return None

@@ -139,9 +139,14 @@ def _to_memory_alone(stream: Stream, asked: Request, state: Mapping[str, Any], t
             log.warning("%s is not kept in memory only: it is saved durably, by all", asked.path)
             stream.warned = True
         return None
+    stand_in(stream)
+    return saved
+
+
+def stand_in(stream: Stream) -> None:
+    """The newest checkpoint of ``stream`` is in memory only: what is still so at the end is made durable then."""
     importlib.import_module(_ENDING)
     stream.newest_is_memory = True
-    return saved
 
 
 def _show(stream: Stream, path: Path, number: int, token: str) -> bool:
