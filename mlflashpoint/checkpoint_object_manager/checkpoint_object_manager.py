@@ -131,7 +131,11 @@ class CheckpointObjectManager:
         )
         if base in self._reached:
             # A checkpoint process starts where the training process stood, and abandons nothing below.
-            runtime.resumed(self._reached[base])
+            try:
+                runtime.resumed(self._reached[base])
+            except BaseException:
+                runtime.close()
+                raise
         return runtime
 
     def __getstate__(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 from collections.abc import Iterator
 
 
@@ -11,8 +12,12 @@ from collections.abc import Iterator
 def no_collections() -> Iterator[None]:
     """For parsing: the collector counts what it meets as long-lived, and soon goes over the whole process for it.
 
-    That takes a tenth of a second or more once torch is imported. Nothing is done where the collector is off anyway.
+    That takes a tenth of a second or more once torch is imported. Nothing is done where the collector is off anyway,
+    nor in other threads, which might turn it on again after the main one has turned it off for good.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     was_on = gc.isenabled()
     gc.disable()
     try:

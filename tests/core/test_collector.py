@@ -1,6 +1,7 @@
 """The garbage collector stays away from what is made at once."""
 
 import gc
+import threading
 
 import pytest
 
@@ -30,3 +31,17 @@ def test_it_is_on_again_after_an_error():
     with pytest.raises(KeyError), no_collections():
         raise KeyError
     assert gc.isenabled()
+
+
+def test_another_thread_leaves_it_alone():
+    gc.enable()
+    seen = []
+
+    def parse():
+        with no_collections():
+            seen.append(gc.isenabled())
+
+    thread = threading.Thread(target=parse)
+    thread.start()
+    thread.join(10)
+    assert seen == [True]

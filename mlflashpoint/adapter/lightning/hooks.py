@@ -40,6 +40,10 @@ def session_of(trainer: Any) -> FitSession | None:
 
 def adopt(trainer: Any, session: FitSession) -> None:
     """Make ``session`` the Trainer's: the library form does so, and the agent then makes none of its own."""
+    before = _sessions.get(trainer)
+    if before is not None and before is not session:
+        # Its store would be in the way of this one's.
+        before.finish(success=False)
     _sessions[trainer] = session
 
 

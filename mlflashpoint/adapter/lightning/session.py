@@ -13,7 +13,7 @@ from mlflashpoint.adapter.lightning.durable import durable_save_due
 from mlflashpoint.adapter.lightning.found import FromMemory
 from mlflashpoint.adapter.lightning.kinds import StateKind
 from mlflashpoint.core.ids import CheckpointContainerId
-from mlflashpoint.errors import FlashpointError, StateMismatchError, TopologyMismatchError
+from mlflashpoint.errors import FlashpointError, StateMismatchError, StoreInUseError, TopologyMismatchError
 
 if TYPE_CHECKING:
     from mlflashpoint.core.recovery import Recovery
@@ -102,7 +102,12 @@ class FitSession:
             durable_step: step of the checkpoint that the recipe asks for, None if it asks for none.
             durable: the path of it, for the log.
         """
-        runtime = self.runtime
+        try:
+            runtime = self.runtime
+        except StoreInUseError as taken:
+            # Another Trainer of this process has it, on every rank.
+            self.abandon(taken)
+            return None
         try:
             recovery = runtime.find_latest(
                 durable_step=durable_step, topology=self.kind.topology(trainer), reshard=self.kind.replicated
@@ -226,6 +231,8 @@ class FitSession:
         A rank without a shard makes that version incomplete, which the other ranks learn at the next save at the
         latest; nobody waits for it.
         """
+        if self.closed:
+            return None
         try:
             state, attributes = self.kind.capture(trainer)
         except Exception as error:

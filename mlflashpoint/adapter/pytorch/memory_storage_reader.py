@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import logging
@@ -147,7 +148,10 @@ class MemoryStorageReader(StorageReader):
         """Copy what the plan asks for out of the store; the slots are let go of before it returns."""
         shards, described = self.shards(), self.version_metadata()
         try:
-            copies, contents = self._look_up(plan.items, planner, shards, described)
+            # A planner that acts on each tensor once it is filled has to see it filled.
+            at_once = type(planner).commit_tensor is DefaultLoadPlanner.commit_tensor
+            with no_collections() if at_once else contextlib.nullcontext():
+                copies, contents = self._look_up(plan.items, planner, shards, described, at_once)
             bad = copies.run()
             shards.confirm(bad + [stored for _, stored, content in contents if not stored.is_intact(content)])
             # Not before: the planner unpickles them, and damaged bytes, or half of one version and half of another,
@@ -175,13 +179,10 @@ class MemoryStorageReader(StorageReader):
             self._shards.close()
         self._shards = self._runtime = None
 
-    @no_collections()
     def _look_up(
-        self, items: list[ReadItem], planner: LoadPlanner, shards: Shards, described: VersionMetadata
+        self, items: list[ReadItem], planner: LoadPlanner, shards: Shards, described: VersionMetadata, at_once: bool
     ) -> tuple[CheckedCopies, list[tuple[ReadItem, Stored, bytes]]]:
         """What is to be copied, and the bytes of the objects that are to be loaded."""
-        # A planner that acts on each tensor once it is filled has to see it filled.
-        at_once = type(planner).commit_tensor is DefaultLoadPlanner.commit_tensor
         copies = CheckedCopies()
         contents: list[tuple[ReadItem, Stored, bytes]] = []
         for item in items:

@@ -17,7 +17,7 @@ from torch.futures import Future
 from mlflashpoint.adapter.pytorch.finish import Bulletin, Save
 from mlflashpoint.adapter.pytorch.planner import StructureSavePlanner
 from mlflashpoint.adapter.pytorch.resolving import bytes_tensor, resolve_items
-from mlflashpoint.adapter.pytorch.same_step import SameStep
+from mlflashpoint.adapter.pytorch.same_step import compared, marked
 from mlflashpoint.adapter.pytorch.shards import ATTRIBUTE, pieces_of, side_file_key
 from mlflashpoint.adapter.pytorch.stager import ReusedStager
 from mlflashpoint.adapter.pytorch.tables import Sent, Table, Tables
@@ -79,7 +79,6 @@ class MemoryStorageWriter(StorageWriter):
         self._last: Save | None = None
         self._bulletins: dict[int, Bulletin] = {}
         self._tables = Tables()
-        self._same_step = SameStep()
 
     def reset(self, checkpoint_id: Any = None) -> None:
         """A new save begins, once those of other threads have ended.
@@ -129,13 +128,13 @@ class MemoryStorageWriter(StorageWriter):
         """Names the version to the coordinator."""
         save = self._begun()
         save.planning = True
-        return self._same_step.mark(plan, save.step, str(self.checkpoint_id))
+        return marked(plan, save.step, str(self.checkpoint_id))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Raises StepError, which DCP raises on all ranks, if the ranks save different steps."""
-        self._same_step.check(plans)
+        unmarked = compared(plans)
         self._begun().planning = False
-        return plans
+        return unmarked
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Copy this rank's items into the store."""

@@ -13,6 +13,10 @@ from mlflashpoint.errors import StepError
 
 #: ranks that an error names
 _NAMED = 4
+#: of this process's saves, whichever writer makes them: a checkpoint process has a new one for each
+_numbers = itertools.count(1)
+#: the newest mark of each rank that the coordinator has seen
+_seen: dict[int, int] = {}
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,7 @@ class _Mark:
     """What a rank is about to save.
 
     Attributes:
-        number: of the save among those of this rank's writer: a planner may keep a plan, and the mark on it, from an
+        number: of the save among those of this process: a planner may keep a plan, and the mark on it, from an
             earlier save.
         step: training step.
         version: the checkpoint's id.
@@ -31,41 +35,38 @@ class _Mark:
     version: str
 
 
-class SameStep:
-    """Marks this rank's plans and, on the coordinator, compares the marks of all."""
+def marked(plan: SavePlan, step: int, version: str) -> SavePlan:
+    """The plan, marked, unless the planner keeps something of its own in that place."""
+    if plan.storage_data is not None and not isinstance(plan.storage_data, _Mark):
+        return plan
+    return dataclasses.replace(plan, storage_data=_Mark(next(_numbers), step, version))
 
-    def __init__(self) -> None:
-        self._numbers = itertools.count(1)
-        self._seen: dict[int, _Mark] = {}
 
-    def mark(self, plan: SavePlan, step: int, version: str) -> SavePlan:
-        """The plan, marked, unless the planner keeps something of its own in that place."""
-        if plan.storage_data is not None and not isinstance(plan.storage_data, _Mark):
-            return plan
-        return dataclasses.replace(plan, storage_data=_Mark(next(self._numbers), step, version))
+def compared(plans: Sequence[SavePlan]) -> list[SavePlan]:
+    """The plans without their marks, which are compared: on the coordinator, in the order of the ranks.
 
-    def check(self, plans: Sequence[SavePlan]) -> None:
-        """Compare the marks of the plans, which are in the order of the ranks.
+    A rank whose planner has kept its plan from an earlier save has no mark, and is not asked.
 
-        Raises:
-            StepError: the ranks save different steps; names the version of each.
-        """
-        marks: dict[int, _Mark] = {}
-        for rank, plan in enumerate(plans):
-            mark = plan.storage_data
-            if isinstance(mark, _Mark) and self._seen.get(rank) != mark:
-                self._seen[rank] = marks[rank] = mark
-        if len({mark.step for mark in marks.values()}) < 2:
-            return
-        of: dict[str, list[int]] = {}
-        for rank, mark in marks.items():
-            of.setdefault(mark.version, []).append(rank)
-        told = "; ".join(
-            f"{version}: {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks[:_NAMED]))}"
-            f"{f' and {len(ranks) - _NAMED} more' if len(ranks) > _NAMED else ''}"
-            for version, ranks in list(of.items())[:_NAMED]
-        )
-        raise StepError(
-            f"the ranks save different steps ({told})",
-            remedy="nothing was saved; pass the same checkpoint_id on all ranks",
-        )
+    Raises:
+        StepError: the ranks save different steps; names the version of each.
+    """
+    marks: dict[int, _Mark] = {}
+    for rank, plan in enumerate(plans):
+        mark = plan.storage_data
+        if isinstance(mark, _Mark) and mark.number > _seen.get(rank, 0):
+            _seen[rank] = mark.number
+            marks[rank] = mark
+    if len({mark.step for mark in marks.values()}) < 2:
+        return [dataclasses.replace(p, storage_data=None) if isinstance(p.storage_data, _Mark) else p for p in plans]
+    of: dict[str, list[int]] = {}
+    for rank, mark in marks.items():
+        of.setdefault(mark.version, []).append(rank)
+    told = "; ".join(
+        f"{version}: {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks[:_NAMED]))}"
+        f"{f' and {len(ranks) - _NAMED} more' if len(ranks) > _NAMED else ''}"
+        for version, ranks in list(of.items())[:_NAMED]
+    )
+    raise StepError(
+        f"the ranks save different steps ({told})",
+        remedy="nothing was saved; pass the same checkpoint_id on all ranks",
+    )

@@ -49,9 +49,9 @@ class ReusedStager:
                 return buffers.fill(state_dict, leaves)
         structure, leaves = Structure.of(state_dict)
         if any(map(is_nested, leaves)):
-            # It can't be copied. Raised here, on one rank, it would leave the others waiting in the save, which
-            # refuses it on all.
-            return state_dict
+            # It has no buffer. Raised here, on one rank, it would leave the others waiting in the save, which refuses
+            # it on all, unless the planner leaves it out: then the others are to be those of now.
+            return _Buffers(structure, leaves).fill(state_dict, leaves)
         if not structure.is_comparable or any(isinstance(x, torch.Tensor) and _local(x) is None for x in leaves):
             return BlockingAsyncStager().stage(state_dict)
         self._sets = [buffers for buffers in self._sets if buffers.busy][: _SETS - 1]
@@ -125,7 +125,8 @@ class _Buffers:
 def _local(leaf: torch.Tensor) -> torch.Tensor | None:
     """The plain tensor that holds this rank's bytes, None if there is no single one."""
     inner = leaf._local_tensor if type(leaf) is DTensor else leaf
-    return inner if type(inner) in (torch.Tensor, torch.nn.Parameter) and inner.layout is torch.strided else None
+    is_plain = type(inner) in (torch.Tensor, torch.nn.Parameter) and inner.layout is torch.strided
+    return inner if is_plain and not inner.is_nested else None
 
 
 def _nbytes(tensor: torch.Tensor) -> int:

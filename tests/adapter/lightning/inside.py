@@ -112,6 +112,22 @@ def a_disabled_callback_does_nothing(folder: Path) -> None:
     assert one.global_step == 4
 
 
+def a_trainer_that_never_fits_stops_no_other(folder: Path) -> None:
+    from mlflashpoint.adapter.lightning import hooks
+    from mlflashpoint.adapter.nemo.checkpoint_callback import MLFlashpointCheckpointCallback
+    from mlflashpoint.adapter.nemo.wrapper_util import wrap_trainer_and_auto_resume_with_mlflashpoint as wrap
+
+    with memory() as base:
+        idle = trainer(folder)
+        for _ in range(2):
+            wrap(idle, base, async_save=True)
+            assert hooks.session_of(idle).runtime.problem is None
+        other = trainer(folder, callbacks=[MLFlashpointCheckpointCallback(base, 2)])
+        wrap(other, base, async_save=True)
+        other.fit(recipe.Model(), recipe.Batches(0))
+        assert other.global_step == 4
+
+
 def a_path_of_another_step_or_of_none_is_refused(folder: Path) -> None:
     from mlflashpoint.adapter.nemo.checkpoint_callback import MLFlashpointCheckpointCallback
     from mlflashpoint.adapter.nemo.wrapper_util import wrap_trainer_and_auto_resume_with_mlflashpoint as wrap

@@ -60,6 +60,7 @@ def test_under_the_agent_too_there_is_one_save_per_step(job, straight):
         "every_leaf_comes_back_as_it_was",
         "the_library_refuses_what_it_cannot_do",
         "a_disabled_callback_does_nothing",
+        "a_trainer_that_never_fits_stops_no_other",
         "a_path_of_another_step_or_of_none_is_refused",
         "the_same_trainer_fits_twice",
     ],

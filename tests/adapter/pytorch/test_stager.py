@@ -120,3 +120,12 @@ def test_a_tensor_of_a_kind_of_its_own_is_left_to_dcp():
     staged = ReusedStager().stage(content)
     content["m"].zero_()
     assert torch.equal(staged["m"], expected)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_beside_a_nested_tensor_the_others_are_those_of_now():
+    state = {"nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "w": torch.zeros(3)}
+    staged = ReusedStager().stage(state)
+    state["w"].fill_(9)
+    assert staged["w"].tolist() == [0, 0, 0]
+    assert staged["nested"].is_nested

@@ -35,6 +35,8 @@ _PATIENCE = 2
 #: part of the deadline in which a round ends by itself and can say why; at its end a call that hangs is left behind
 _SHARE = 0.9
 _MAX_TEXT = 2000
+#: no group's: those begin with ``mlflashpoint/``
+_PREFIX = "mlflashpoint-script"
 
 _meeting: _Meeting | None = None
 _late = 0
@@ -152,7 +154,7 @@ def _met(store: Store, deadline: Deadline) -> _Meeting:
     """The meeting of this process group, called at the first round; raises as ``roster.meet`` does."""
     if _meeting is not None and _meeting.store() is store and _meeting.pid == os.getpid():
         return _meeting
-    channel = Channel(store, "mlflashpoint/script")
+    channel = Channel(store, _PREFIX)
     name = meet(
         channel.under("start"),
         rank=dist.get_rank(),

@@ -26,6 +26,9 @@ from mlflashpoint.settings import StoreConfig
 
 log = logging.getLogger("mlflashpoint.adapter")
 
+#: what a rank says that has not found the version which the others load
+_MISSING = "it does not find the version in memory"
+
 
 def load(original: Original, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Around ``load``."""
@@ -80,16 +83,16 @@ def load(original: Original, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 def _from_memory(original: Original, stream: Stream, asked: Request, version: Version | None, *, on_disk: bool) -> None:
     """Load it from memory, or from disk if that fails and the disk has it; what the script's own code raises is its."""
     state, failure = asked.plain_state()
-    outcome = hold(trouble=trouble(failure))
+    outcome = hold(trouble=trouble(failure) or _MISSING * (version is None))
     if failure is not None:
         original.error = failure
         raise failure
-    if not outcome.ok and outcome.rank != -1:
+    if not outcome.ok and outcome.rank != -1 and outcome.trouble != _MISSING:
         original.error = elsewhere("load", outcome.rank or 0, outcome.trouble)
         raise original.error
     try:
         if version is None or not outcome.ok:
-            raise elsewhere("load", stream.runtime.rank, "the ranks did not come together")
+            raise elsewhere("load", outcome.rank or 0, outcome.trouble or _MISSING)
         stream.load(state, version.id, asked.planner)
     except CheckpointException as failure:
         if not on_disk:

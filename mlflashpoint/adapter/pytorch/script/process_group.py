@@ -12,6 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import PrefixStore, distributed_c10d  # type: ignore[attr-defined]
 
+from mlflashpoint.core.connection import apart
 from mlflashpoint.core.deadline import bounded
 
 
@@ -28,9 +29,10 @@ def connected_group(name: str, *, connect_s: float, timeout_s: float) -> Any:
         RuntimeError: gloo can't.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
-    store = PrefixStore(f"mlflashpoint/group-{name}", distributed_c10d._get_default_store())
 
     def connect() -> Any:
+        # gloo waits in the store for the others; on the job's connection that would hold up all who use it.
+        store = PrefixStore(f"mlflashpoint/group-{name}", apart(distributed_c10d._get_default_store()))
         group, _ = distributed_c10d._new_process_group_helper(
             group_size=size,
             group_rank=rank,
@@ -41,8 +43,7 @@ def connected_group(name: str, *, connect_s: float, timeout_s: float) -> Any:
             timeout=datetime.timedelta(seconds=timeout_s),
             group_desc="mlflashpoint",
         )
+        distributed_c10d._world.pg_group_ranks[group] = {each: each for each in range(size)}
         return group
 
-    group = bounded(connect, connect_s, "connecting the process group of memory saves")
-    distributed_c10d._world.pg_group_ranks[group] = {each: each for each in range(size)}
-    return group
+    return bounded(connect, connect_s, "connecting the process group of memory saves")

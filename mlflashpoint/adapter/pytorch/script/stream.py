@@ -89,6 +89,8 @@ class Stream:
         self._process_group: Any = None
         self._planner: StructureSavePlanner | None = None
         if self.runtime.problem is not None:
+            # It would keep its place, and the next try would find that taken.
+            self.store.close()
             raise self.runtime.problem
 
     @property

@@ -45,7 +45,7 @@ def stream_of(group: str, what: object, alone: bool) -> Stream | None:
         stream = Stream(group, who)
         ready_for_the_end()
     except Exception as error:
-        problem = str(error)
+        problem = str(error) or type(error).__name__
     if not _connected(stream):
         log.error("checkpoints like %s do not go to memory: %s", what, problem or "another rank can't")
         if stream is not None:
@@ -86,7 +86,7 @@ def _connected(stream: Stream | None) -> bool:
         try:
             stream.connect(outcome.answer, stream.runtime.config.deadline_s / _TRIES)
         except Exception as error:
-            problem = str(error)
+            problem = str(error) or type(error).__name__
             log.error("memory saves have no process group: %s", error)
         outcome = hold(trouble=problem)
         if outcome.ok:

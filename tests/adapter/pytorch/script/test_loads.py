@@ -1,9 +1,12 @@
 """What a script's load of a checkpoint in memory only says when memory can't be asked for it."""
 
+from types import SimpleNamespace
+
 import pytest
 from torch.distributed.checkpoint.api import CheckpointException
 
-from mlflashpoint.adapter.pytorch.script import loads, marker
+from mlflashpoint.adapter.pytorch.script import calls, loads, marker
+from mlflashpoint.adapter.pytorch.script.council import Outcome
 from mlflashpoint.errors import PeerError
 
 GROUP = "dcp-0123456789ab"
@@ -62,6 +65,21 @@ def test_a_checkpoint_that_memory_can_not_be_asked_for_does_not_count_as_lost(fo
     monkeypatch.setattr(loads, "stream_of", lambda *_: Stream())
     load(folder)
     assert marker.read(folder) is not None
+
+
+def test_a_rank_that_alone_does_not_find_the_version_lets_no_other_wait_for_it(folder, monkeypatch):
+    told = []
+
+    def hold(answer=lambda: None, *, trouble=""):
+        told.append(trouble)
+        return Outcome(rank=0, trouble=trouble) if trouble else Outcome(answer())
+
+    monkeypatch.setattr(loads, "hold", hold)
+    stream = SimpleNamespace(runtime=SimpleNamespace(rank=0), load=None)
+    asked = calls.Request({}, folder, None, False)
+    with pytest.raises(CheckpointException, match="does not find the version"):
+        loads._from_memory(Original(), stream, asked, None, on_disk=False)
+    assert told == ["it does not find the version in memory"]
 
 
 def test_what_the_script_s_own_load_raises_of_a_durable_checkpoint_is_its_own(tmp_path, monkeypatch):
