@@ -8,6 +8,8 @@ loopback. Two stores take turns round by round, one with a replica on the other 
 ``quiet_x``  nothing is on its way when the save begins; the target is 1.1
 ``busy_x``   the replica of the save before is on its way (three slots). Both processes share this machine's processors
              with that transfer, which is what a node does, but not with both ends of it: no target
+``step_x``   mean time of a training step on one core with a replicated save every five steps, blocking included, over
+             that without saves, in blocks of ten steps in turn: no target, for it depends on how long a step is
 """
 
 from __future__ import annotations
@@ -96,6 +98,29 @@ class Rank:
             raise SystemExit(f"{sent} of {2 * (rounds + 2)} shards were replicated")
         return times
 
+    def train(self, blocks: int) -> dict[str, list[float]]:
+        """Seconds of each training step, without saves and with a replicated one every five steps."""
+        layers = [layer for _ in range(4) for layer in (torch.nn.Linear(1024, 1024), torch.nn.ReLU())]
+        model, batch = torch.nn.Sequential(*layers), torch.rand(512, 1024)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        times: dict[str, list[float]] = {"step plain": [], "step saving": []}
+        for block in range(blocks + 1):
+            for kind, seconds in times.items():
+                self.meet()
+                for number in range(10):
+                    began = time.perf_counter()
+                    optimizer.zero_grad()
+                    model(batch).square().mean().backward()
+                    optimizer.step()
+                    if kind == "step saving" and number % 5 == 0:
+                        self.save("on")
+                    # The first block warms up.
+                    if block:
+                        seconds.append(time.perf_counter() - began)
+                if kind == "step saving":
+                    self.quiet("on")
+        return times
+
     def close(self) -> None:
         self.meet()
         for runtime in self.runtimes.values():
@@ -107,20 +132,24 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     parser.add_argument("--mib", type=int, default=256, help="size of a shard")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--blocks", type=int, default=6, help="blocks of ten training steps of each kind")
     parser.add_argument("--rank", nargs=3, metavar=("RANK", "PORT", "FOLDER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
         torch.set_num_threads(1)
         logging.disable(logging.WARNING)
         me = Rank(int(options.rank[0]), int(options.rank[1]), Path(options.rank[2]), options.mib)
-        print(json.dumps(me.measure(options.rounds)))
+        print(json.dumps({**me.measure(options.rounds), **me.train(options.blocks)}))
         me.close()
         return 0
-    results = [json.loads(text) for text in _run(options.mib, options.rounds)]
+    results = [json.loads(text) for text in _run(options)]
+    means = {key: max(statistics.mean(result[key]) for result in results) for key in ("step plain", "step saving")}
     medians = {key: max(statistics.median(result[key]) for result in results) for key in results[0]}
     ratios = {
         "quiet_x": round(medians["quiet on"] / medians["quiet off"], 3),
         "busy_x": round(medians["busy on"] / medians["busy off"], 3),
+        "step_x": round(means["step saving"] / means["step plain"], 3),
+        "step_ms": round(means["step plain"] * 1e3, 1),
         "save_ms": round(medians["quiet off"] * 1e3, 2),
     }
     print(json.dumps(ratios) if options.json else ", ".join(f"{name} {value}" for name, value in ratios.items()))
@@ -130,11 +159,12 @@ def main() -> int:
     return 0
 
 
-def _run(mib: int, rounds: int) -> list[str]:
+def _run(options: argparse.Namespace) -> list[str]:
     """What the two ranks print."""
     store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=_DEADLINE_S), wait_for_workers=False)
     folder = tempfile.mkdtemp(dir="/dev/shm", prefix="mlflashpoint-benchmark-")
-    command = [sys.executable, "-m", "benchmarks.replicated_save", "--mib", str(mib), "--rounds", str(rounds)]
+    command = [sys.executable, "-m", "benchmarks.replicated_save"]
+    command += [f"--{name}={getattr(options, name)}" for name in ("mib", "rounds", "blocks")]
     environ = {"OMP_NUM_THREADS": "1", **os.environ, "GLOO_SOCKET_IFNAME": "lo"}
     ranks = [
         subprocess.Popen(

@@ -199,6 +199,8 @@ class Side:
 
 METHODS = ("raw", "gloo_fresh", "replicate", "transfer", "fetch", "recover")
 COMMANDS = (*METHODS, "raw_part")
+#: method, what its time is a multiple of, and the most that it may be: half the raw loop's speed, 1.4 times gloo's
+PROMISES = (("replicate", "raw", 1 / 0.5), ("replicate", "gloo_fresh", 1 / 1.4), ("recover", "fetch", 1.5))
 
 
 def follow(port: int, nbytes: int, part: int) -> None:
@@ -219,7 +221,7 @@ def follow(port: int, nbytes: int, part: int) -> None:
     side.replicator.close(timeout_s=5)
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=7)
@@ -230,7 +232,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if options.follow:
         follow(*options.follow)
-        return
+        return 0
     nbytes = options.mib << 20
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     sizes = [str(nbytes), str(options.training_mib << 20)]
@@ -245,7 +247,7 @@ def main() -> None:
     finally:
         follower.terminate()
         follower.wait(20)
-    report(seconds, steps, nbytes, options)
+    return report(seconds, steps, nbytes, options)
 
 
 def train(side: Side, rounds: int) -> dict[str, list[float]]:
@@ -299,7 +301,7 @@ def measure(side: Side, rounds: int) -> dict[str, list[float]]:
 
 def report(
     seconds: dict[str, list[float]], steps: dict[str, list[float]], nbytes: int, options: argparse.Namespace
-) -> None:
+) -> int:
     median = {name: statistics.median(values) for name, values in seconds.items()}
     ratios = {
         "replication / raw two-connection loop (speed, at least 0.5)": median["raw"] / median["replicate"],
@@ -322,7 +324,15 @@ def report(
         print(f"{ratio:6.2f}  {name}")
     if options.json:
         options.json.write_text(json.dumps({"seconds": seconds, "steps": steps, "ratios": ratios}, indent=2))
+    missed = [
+        f"{method} / {of} is {median[method] / median[of]:.2f}, may be {most:g}"
+        for method, of, most in PROMISES
+        if median[method] / median[of] > most
+    ]
+    for text in missed:
+        print(f"missed: {text}", file=sys.stderr)
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -22,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from mlflashpoint.planning.simulation import Cluster
 from mlflashpoint.planning.survival import Survival
 
+#: standard errors between the share and the formula, seconds of a plan, bytes per copy at one size over another
+MOST_APART, MOST_S, MOST_GROWTH = 4.0, 2.0, 1.25
 #: replicas, nodes of a failure domain, nodes that fail alone, failure domains that fail whole
 SCENARIOS = ((1, 1, 100, 0), (1, 1, 50, 0), (2, 1, 500, 0), (1, 20, 0, 20), (1, 20, 30, 2))
 
@@ -77,7 +79,7 @@ def memory(ranks_per_node: int, sizes: list[int]) -> list[dict]:
     return rows
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=10_000)
     parser.add_argument("--ranks-per-node", type=int, default=8)
@@ -110,7 +112,23 @@ def main() -> None:
         )
     if options.json:
         options.json.write_text(json.dumps({"scenarios": rows, "memory": grown}, indent=2))
+    missed = [
+        text
+        for row in rows
+        for text, bad in (
+            ("the recovered share is not the formula's", (row["standard_errors_apart"] or 0) > MOST_APART),
+            ("a plan recovered what the fatal sets call lost, or the reverse", row["plans_against_fatal_sets"] > 0),
+            (f"a plan took {row['plan_s_median']:.2f} s", row["plan_s_median"] > MOST_S),
+        )
+        if bad
+    ]
+    per_copy = [row["bytes_per_copy"] for row in grown]
+    if max(per_copy) > MOST_GROWTH * min(per_copy):
+        missed.append("the memory of a plan does not grow linearly")
+    for text in missed:
+        print(f"missed: {text}", file=sys.stderr)
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -103,6 +103,7 @@ class Arena:
             raise StoreFullError(
                 f"{count} slots of {size} bytes need {need} more bytes, the store has {have}",
                 path=self.seat_dir,
+                setting="MLFLASHPOINT_BASE_CONTAINER",
                 remedy="give the memory file system more room, or keep fewer versions (MLFLASHPOINT_KEEP_VERSIONS)",
             )
         prepare(slots, size)

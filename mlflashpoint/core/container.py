@@ -106,6 +106,9 @@ def check_container(config: StoreConfig) -> None:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(above))
             return
     _check_owner(path)
+    with _explained(path):
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "it can't be written to", str(path))
     identity = read_container(path)
     if identity is None:
         _check_free(path)

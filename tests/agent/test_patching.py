@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -24,7 +25,8 @@ ALL = ", ".join(
 
 
 def needs(module: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"{module} is not installed here")
+    missing = importlib.util.find_spec(module) is None and not os.environ.get("REQUIRE_FRAMEWORKS")
+    return pytest.mark.skipif(missing, reason=f"{module} is not installed here")
 
 
 def test_every_kind_of_callable_is_intercepted_once_and_bound_as_before(workspace: Workspace) -> None:

@@ -171,6 +171,34 @@ def test_the_job_has_the_agent_and_so_have_its_children(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["True", "True"], done.stderr
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("script.py",),
+        ("-m", "module"),
+        ("-m", "package"),
+        ("-c",),
+        ("folder",),
+        ("app.pyz",),
+        ("-",),
+    ],
+    ids=str,
+)
+def test_every_way_to_start_has_the_agent(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    look = f"import sys\nprint({HOOKED})\n"
+    for place in ("script.py", "module.py", "package/__main__.py", "folder/__main__.py"):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).write_text(look)
+    with zipfile.ZipFile(tmp_path / "app.pyz", "w") as archive:
+        archive.writestr("__main__.py", look)
+    if arguments[0] == "-c":
+        arguments = ("-c", look)
+    done = python("-m", "mlflashpoint.run", *arguments, env=launcher_environment(), cwd=tmp_path, stdin=look)
+    assert done.stdout.splitlines() == ["True"], done.stderr
+    plain = python(*arguments, env=launcher_environment(), cwd=tmp_path, stdin=look)
+    assert plain.stdout.splitlines() == ["False"], plain.stderr
+
+
 def test_a_spawn_pool_with_classes_of_main_works_as_in_plain_python(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         f"""

@@ -261,6 +261,7 @@ def test_a_small_tmpfs_refuses_with_need_and_have_and_the_process_lives(tmp_path
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith(f"2 slots of {64 << 20} bytes need {128 << 20} more bytes, the store has {8 << 20} ")
+    assert "MLFLASHPOINT_BASE_CONTAINER" in lines[0]
     assert "No space left" in lines[1] and "No space left" in lines[2] and "step 2" in lines[3]
     assert lines[-1] == "alive"
 

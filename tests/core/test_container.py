@@ -3,6 +3,7 @@ import multiprocessing
 import os
 import stat
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -220,3 +221,32 @@ def test_a_check_says_what_opening_would_say_and_makes_nothing(shm, tmp_path):
         with pytest.raises(ContainerError) as opened:
             open_container(config)
         assert str(checked.value) == str(opened.value)
+
+
+def test_a_container_that_cant_be_written_to_is_refused_by_the_check_and_by_the_store(tmp_path):
+    if subprocess.run(["unshare", "-Urm", "true"], capture_output=True).returncode:
+        pytest.skip("needs user namespaces, to mount a tmpfs that can only be read")
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from mlflashpoint.core.container import check_container, open_container\n"
+        "from mlflashpoint.errors import ContainerError\n"
+        "from mlflashpoint.settings import StoreConfig\n"
+        "config = StoreConfig(job_id='job', base_container=Path(sys.argv[1]))\n"
+        "for use in (check_container, open_container):\n"
+        "    try: use(config); print('fine')\n"
+        "    except ContainerError as error: print(error)\n"
+    )
+    mount = 'mount -t tmpfs -o size=1m,mode=700 tmpfs "$1" && mkdir -m 700 "$1/base" && mount -o remount,ro "$1"'
+    command = ["unshare", "-Urm", "sh", "-c", f'{mount} && exec "$2" -c "$3" "$1/base"', "sh"]
+    done = subprocess.run(
+        [*command, str(tmp_path), sys.executable, code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert "MLFLASHPOINT_BASE_CONTAINER" in line and f"{tmp_path}/base" in line and "remedy" in line

@@ -8,6 +8,7 @@ env=$root/.venv
 packages=(
     "torch==2.13.0" "numpy>=2,<3" "wrapt==2.5.2" "xxhash==4.1.0" "pytest==9.2.0" "hypothesis==6.170.17"
     "ruff==0.17.6" "mypy==2.4.1" "setuptools==84.2.1" "wheel==0.48.0" "build==1.6.1"
+    "cloudpickle==3.1.3" "ray==2.60.0"
 )
 wanted="${packages[*]} $(sha256sum <"$root/pyproject.toml")"
 [[ -f $env/.stamp && $(<"$env/.stamp") == "$wanted" ]] && exit 0
