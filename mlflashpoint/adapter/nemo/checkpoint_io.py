@@ -40,7 +40,11 @@ class MLFlashpointCheckpointIO(CheckpointIO):  # type: ignore[misc, valid-type]
             CheckpointIdError: the path lies in the container and names no version.
         """
         if not self.routing.is_memory(path):
-            return self.fallback.save_checkpoint(checkpoint, path, storage_options)
+            result = self.fallback.save_checkpoint(checkpoint, path, storage_options)
+            # Weights alone are nothing to resume from.
+            if "optimizer_states" in checkpoint or "optimizer" in checkpoint:
+                self.session.saved_durably(self.trainer.global_step)
+            return result
         step = version_of(self.routing, path)
         options = storage_options or {}
         attributes = {CONTENT_METADATA: options.get(CONTENT_METADATA)}

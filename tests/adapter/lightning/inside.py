@@ -98,6 +98,11 @@ def the_library_refuses_what_it_cannot_do(folder: Path) -> None:
     callback = MLFlashpointCheckpointCallback(folder / "job-1", 2)
     with refused(SettingError, "was not wrapped", "wrap_trainer_and_auto_resume_with_mlflashpoint"):
         trainer(folder, callbacks=[callback]).fit(recipe.Model(), recipe.Batches(0))
+    keeper = recipe.ModelCheckpoint(folder / "job-1" / "kept", save_top_k=1)
+    kept = trainer(folder, callbacks=[callback, keeper], enable_checkpointing=True)
+    wrap(kept, folder / "job-1", async_save=True)
+    with refused(SettingError, "dirpath of ModelCheckpoint", "job-1/kept", "remedy"):
+        kept.fit(recipe.Model(), recipe.Batches(0))
     other = trainer(folder, callbacks=[callback])
     wrap(other, folder / "job-10", async_save=True)
     with refused(SettingError, "job-1", "job-10"):

@@ -20,6 +20,7 @@ PACKAGE = os.environ.get("RECIPE_PACKAGE", "lightning.pytorch")
 L = importlib.import_module(PACKAGE)
 FABRIC = "lightning.fabric" if PACKAGE == "lightning.pytorch" else "lightning_fabric"
 ModelCheckpoint = importlib.import_module(f"{PACKAGE}.callbacks").ModelCheckpoint
+OnExceptionCheckpoint = importlib.import_module(f"{PACKAGE}.callbacks").OnExceptionCheckpoint
 LearningRateFinder = importlib.import_module(f"{PACKAGE}.callbacks").LearningRateFinder
 CSVLogger = importlib.import_module(f"{PACKAGE}.loggers").CSVLogger
 TorchCheckpointIO = importlib.import_module(f"{FABRIC}.plugins.io.torch_io").TorchCheckpointIO
@@ -218,6 +219,8 @@ def parse(argv: list[str]):
     parser.add_argument("--durable-also", type=int, default=0, help="the same for a second ModelCheckpoint")
     parser.add_argument("--durable-epochs", type=int, default=0)
     parser.add_argument("--weights-only", action="store_true")
+    parser.add_argument("--top-k", type=int, default=-1, help="durable checkpoints that are kept")
+    parser.add_argument("--on-exception", action="store_true", help="a checkpoint when the training is broken off")
     parser.add_argument("--validate-every", type=int, default=0)
     parser.add_argument("--ckpt-path")
     parser.add_argument("--stateless", action="store_true", help="a data loader that can't be resumed")
@@ -252,13 +255,15 @@ def trainer_for(args, watcher, io, folder: Path):
                 filename="{step}",
                 every_n_train_steps=args.durable_every or None,
                 every_n_epochs=args.durable_epochs or None,
-                save_top_k=-1,
+                save_top_k=args.top_k,
                 save_last=True,
                 save_weights_only=args.weights_only,
             )
         )
     if args.durable_also:
         callbacks.append(ModelCheckpoint(folder / "also", every_n_train_steps=args.durable_also, save_top_k=-1))
+    if args.on_exception:
+        callbacks.append(OnExceptionCheckpoint(folder, "broken-off"))
     if args.lr_find:
         # its own restore does not trust what this recipe's callback puts into a file
         os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
@@ -275,7 +280,7 @@ def trainer_for(args, watcher, io, folder: Path):
         accumulate_grad_batches=args.accumulate,
         callbacks=callbacks,
         plugins=[] if io is None else [io],
-        enable_checkpointing=bool(args.durable_every or args.durable_epochs or args.durable_also),
+        enable_checkpointing=bool(args.durable_every or args.durable_epochs or args.durable_also or args.on_exception),
         logger=CSVLogger(folder / "logs", name="", version=f"{os.getpid()}"),
         log_every_n_steps=1,
         enable_progress_bar=False,

@@ -31,6 +31,14 @@ def test_steps_of_the_standard_interval_are_skipped(plain_job):
     assert steps(plain_job.run("--steps", "12", *argv).log) == [2, 4, 8, 10]
 
 
+def test_the_saves_of_an_ordinary_model_checkpoint_at_epochs_are_counted_on(plain_job):
+    # an epoch has 16 batches; the last one ends with the training
+    argv = ("--steps", "40", "--library", str(plain_job.base), "--every", "4", "--durable-epochs", "1")
+    outcome = plain_job.run(*argv)
+    assert steps(outcome.log) == [4, 8, 12, 20, 24, 28, 36]
+    assert "did not come" not in outcome.log
+
+
 def test_a_save_to_a_path_of_the_container_goes_to_memory_on_every_rank(plain_job):
     argv = ("--steps", "12", "--strategy", "ddp", "--library", str(plain_job.base), "--every", "100")
     killed = plain_job.run(*argv, "--direct-at", "5", "--kill-at", "7", ranks=2)

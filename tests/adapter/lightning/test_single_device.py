@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -208,6 +209,32 @@ def test_an_error_or_sigterm_keeps_the_memory_versions(job, straight, how, statu
     assert len(job.versions()) == 2
     again = job.run(*STEPS)
     assert again.results[0]["started_at"] in (18, 21)
+    assert exact(again.results[0]) == exact(straight(*STEPS)[0])
+
+
+@pytest.mark.parametrize("how", ["RAISE", "TERM"])
+def test_the_recipes_own_save_at_the_break_off_is_made_and_wins_as_the_newer_one(job, straight, how):
+    broken = job.run(*STEPS, "--kill-at", "20", "--kill", how, "--on-exception")
+    assert broken.statuses != [0]
+    # Lightning takes it away when a training ends well.
+    saved = shutil.copy(job.folder / "broken-off.ckpt", job.folder / "kept.ckpt")
+    step = observed(broken.log)[-1]["step"]
+    assert step in (20, 21)
+    argv = (*STEPS, "--on-exception", "--ckpt-path", str(saved))
+    again = job.run(*argv)
+    assert again.results[0]["started_at"] == step
+    # From its file Lightning trains the batch again in which the break came; memory of the same step has it done.
+    assert exact(again.results[0]) in [exact(straight(*way)[0]) for way in (argv, STEPS)]
+
+
+def test_a_resume_from_memory_goes_on_with_the_retention_of_model_checkpoint(job, straight):
+    argv = (*STEPS, "--durable-every", "10", "--top-k", "1")
+    assert job.run(*argv, "--kill-at", "17").statuses == [-9]
+    assert sorted(path.name for path in (job.folder / "durable").iterdir()) == ["last.ckpt", "step=10.ckpt"]
+    again = job.run(*argv)
+    assert again.statuses == [0] and again.results[0]["started_at"] == 15
+    # What it keeps is known from memory: the one before goes when the next is there.
+    assert sorted(path.name for path in (job.folder / "durable").iterdir()) == ["last.ckpt", "step=20.ckpt"]
     assert exact(again.results[0]) == exact(straight(*STEPS)[0])
 
 
