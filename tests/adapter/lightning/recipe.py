@@ -335,6 +335,9 @@ def main(argv: list[str]) -> None:
         io = {"default": None, "custom": inner, "own": inner, "async": AsyncCheckpointIO(inner)}[args.io]
         trainer = trainer_for(args, watcher, io, folder)
         sharded = args.strategy in ("fsdp", "model_parallel")
+        if sharded and args.ckpt_path:
+            # the path that ModelCheckpoint keeps is nothing that Lightning's load of a folder trusts
+            os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
         model = (ShardedModel if sharded else Model)(args.width, Foreign() if args.foreign_hparams else None)
         model.schedule = args.schedule
         if args.zero:

@@ -28,6 +28,20 @@ def test_a_job_whose_rank_is_killed_goes_on_on_all_ranks_and_ends_as_the_straigh
     assert job.versions() == [], "a good end removes the versions of all ranks"
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "model_parallel"])
+def test_the_newer_of_memory_and_the_recipes_own_checkpoint_wins_on_all_ranks(job, other_job, straight, strategy):
+    argv = (*STEPS, "--strategy", strategy, "--durable-every", "10")
+    assert -9 in job.run(*argv, "--kill-at", "17", ranks=2).statuses
+    again = job.run(*argv, "--ckpt-path", str(job.folder / "durable" / "step=10.ckpt"), ranks=2)
+    assert again.statuses == [0, 0], again.log
+    assert [result["started_at"] for result in again.results] == [15, 15]
+    assert [exact(result) for result in again.results] == [exact(result) for result in straight(*argv, ranks=2)]
+    assert -9 in other_job.run(*argv, "--kill-at", "20", ranks=2).statuses
+    again = other_job.run(*argv, "--ckpt-path", str(other_job.folder / "durable" / "step=20.ckpt"), ranks=2)
+    assert again.statuses == [0, 0], again.log
+    assert [result["started_at"] for result in again.results] == [20, 20]
+
+
 @pytest.mark.parametrize("strategy", ["fsdp", "model_parallel"])
 def test_the_ranks_store_different_shards_that_together_are_the_state(job, strategy):
     argv = ("--steps", "3", "--width", "4096", "--strategy", strategy)
