@@ -52,13 +52,7 @@ def _parser() -> shared.Parser:
     )
     reading.add_argument("logs", nargs="+", metavar="LOG", help="log file, plain or gzip; - for standard input")
     reading.add_argument("--label", type=shared.label, required=True, action=shared.Once, help="name of the arm")
-    reading.add_argument(
-        "--output",
-        type=shared.output,
-        action=shared.Once,
-        metavar="FILE",
-        help="where the samples go; - for standard output, the default",
-    )
+    _add_output(reading, "samples go")
     reading.add_argument(
         "--timer",
         action="append",
@@ -84,18 +78,22 @@ def _parser() -> shared.Parser:
     form = comparing.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON instead of a table")
     form.add_argument("--markdown", action="store_true", help="print Markdown instead of a table")
-    comparing.add_argument(
-        "--output",
-        type=shared.output,
-        action=shared.Once,
-        metavar="FILE",
-        help="where the table goes; - for standard output, the default",
-    )
+    _add_output(comparing, "table goes")
     comparing.add_argument(
         "--html", type=shared.output_file, action=shared.Once, metavar="FILE", help="write a report as one page"
     )
     comparing.set_defaults(run=_compare)
     return parser
+
+
+def _add_output(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "--output",
+        type=shared.output,
+        action=shared.Once,
+        metavar="FILE",
+        help=f"where the {what}; - for standard output, the default",
+    )
 
 
 def _parse(arguments: argparse.Namespace) -> int:

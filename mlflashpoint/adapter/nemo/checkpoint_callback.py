@@ -54,9 +54,10 @@ class MLFlashpointCheckpointCallback(Callback):  # type: ignore[misc, valid-type
                 f"the callback's container {self.checkpoint_base_container} is not the Trainer's, {session.base}",
                 remedy="give both the same base container",
             )
+        routing = Routing(self.checkpoint_base_container)
         for other in trainer.checkpoint_callbacks:
             folder = getattr(other, "dirpath", None)
-            if folder is not None and Routing(self.checkpoint_base_container).is_memory(folder):
+            if routing.is_memory(folder):
                 raise SettingError(
                     f"the dirpath of {type(other).__name__}, {folder}, lies in the base container, which is memory",
                     remedy="let it save to another folder; what is in memory needs no retention of its own",

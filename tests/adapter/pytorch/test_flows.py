@@ -19,19 +19,6 @@ def job(tmp_path_factory):
 
 
 @pytest.fixture
-def said(job):
-    """Scenario -> what each rank reports of it; a scenario that broke fails the test with its traceback."""
-
-    def of(scenario):
-        found = [report.get(scenario, {"error": "it was not reached"}) for report in job[1]]
-        broken = [result["error"] for result in found if "error" in result]
-        assert not broken, "\n".join(broken)
-        return found
-
-    return of
-
-
-@pytest.fixture
 def refused(said):
     """The same for one that raises: ``{rank: (type, text)}``, equal on all ranks."""
 
