@@ -107,7 +107,7 @@ class StoreFullError(ContainerError):
 
 
 class SlotBusyError(FlashpointError):
-    """Every slot is still needed, so a save is skipped; it is no fault of the state or of the store."""
+    """Some rank still needs all its slots, so all skip a save; it is no fault of the state or of the store."""
 
 
 class StepError(FlashpointError):

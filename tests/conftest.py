@@ -18,6 +18,9 @@ hypothesis.settings.load_profile("untimed")
 
 _MARK = "MLFLASHPOINT_TEST_RUN"
 
+# Each connection to a job's store looks up a name, and a name server that loses a question now and then costs 5 s each.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:3")
+
 # A shell without job control starts what it puts into the background with SIGINT ignored, and that is inherited.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -5,8 +5,9 @@ alone would not do: a rank could give a version up at the moment when another se
 would then overwrite different versions. With a verdict the first one to arrive holds, and a rank that has not read it
 treats the version as open and overwrites nothing.
 
-Keys, per step: ``attempts`` and ``commits`` (counters of ranks), ``verdict``. A rank's background thread works one save
-after the other, so once every rank has begun a later save, an open version can never become complete any more.
+Keys, per step: ``attempts``, ``commits`` and ``ready`` (counters of ranks), ``verdict``, and ``next``: whether the save
+behind it is staged. A rank's background thread works one save after the other, so once every rank has begun a later
+save, an open version can never become complete any more.
 """
 
 from __future__ import annotations
@@ -28,6 +29,14 @@ class Verdict:
     """What became of a version: ``complete``, or failed for ``reason``."""
 
     complete: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether the save behind a version is staged, on all ranks: ``yes``, or not for ``reason``."""
+
+    yes: bool
     reason: str = ""
 
 
@@ -59,7 +68,11 @@ class Ledger:
     def commit(self, step: int) -> Verdict | None:
         """Tell, once per step, that this rank's shard is committed and replicated; returns the verdict if settled."""
         if self._channel.add(f"{step}/commits") == self._world_size:
-            return self._settle(step, Verdict(complete=True))
+            verdict = self._settle(step, Verdict(complete=True))
+            if verdict.complete:
+                # On every rank all saves up to this one are over, so that all slots but one are free.
+                self._decide(step, Decision(yes=True))
+            return verdict
         return self.verdict(step)
 
     def fail(self, step: int, reason: str) -> Verdict:
@@ -79,6 +92,24 @@ class Ledger:
         """Whether every rank began the save of ``by``, a later one: ``step``, if open, can't become complete."""
         return by > step and self._channel.add(f"{by}/attempts", 0) >= self._world_size
 
+    def ready(self, step: int) -> Decision | None:
+        """Tell, once per step, that this rank has a slot for the save behind ``step``; returns the decision if made."""
+        if self._channel.add(f"{step}/ready") >= self._world_size:
+            return self._decide(step, Decision(yes=True))
+        return None
+
+    def shut(self, step: int, reason: str) -> Decision:
+        """Propose that no rank stages the save behind ``step``; returns the decision that holds."""
+        return self._decide(step, Decision(yes=False, reason=f"rank {self._rank}: {reason}"[:_MAX_REASON]))
+
+    def opening(self, step: int) -> Decision | None:
+        """What is decided about the save behind ``step``, None for nothing yet."""
+        raw = self._channel.read(f"{step}/next")
+        return None if raw is None else Decision(*_pair(step, raw))
+
+    def _decide(self, step: int, proposal: Decision) -> Decision:
+        return Decision(*_pair(step, self._channel.decide(f"{step}/next", [proposal.yes, proposal.reason])))
+
     def _settle(self, step: int, proposal: Verdict) -> Verdict:
         raw = self._channel.decide(f"{step}/verdict", [proposal.complete, proposal.reason])
         return self._verdicts.setdefault(step, _from_json(step, raw))
@@ -95,7 +126,7 @@ class Ledger:
             verdict = self._verdicts.get(step)
             if verdict is None or (verdict.complete and step >= newest):
                 continue
-            self._channel.delete(f"{step}/attempts", f"{step}/commits", f"{step}/verdict")
+            self._channel.delete(*(f"{step}/{key}" for key in ("attempts", "commits", "verdict", "ready", "next")))
             del self._verdicts[step]
 
 
@@ -127,6 +158,10 @@ def agree(channel: Channel, ok: bool, *, rank: int, world_size: int, deadline: D
 
 
 def _from_json(step: int, raw: object) -> Verdict:
+    return Verdict(*_pair(step, raw))
+
+
+def _pair(step: int, raw: object) -> tuple[bool, str]:
     if not isinstance(raw, list) or [type(item) for item in raw] != [bool, str]:
         raise PeerError("a verdict in the job's store is malformed", step=step if step >= 0 else None)
-    return Verdict(*raw)
+    return raw[0], raw[1]

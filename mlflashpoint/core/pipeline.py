@@ -20,18 +20,18 @@ from mlflashpoint.core.rotation import Version, slots_needed
 from mlflashpoint.core.saver import ShardSaver
 from mlflashpoint.core.session import Session
 from mlflashpoint.core.settlement import Settlement
+from mlflashpoint.core.slotwait import RARER, SlotWait
 from mlflashpoint.core.standing import Standing
 from mlflashpoint.core.ticket import Attributes, Replication, Ticket
 from mlflashpoint.core.worker import Worker
-from mlflashpoint.errors import DeadlineExceededError, FlashpointError, SlotBusyError
+from mlflashpoint.errors import DeadlineExceededError, FlashpointError
 
 log = logging.getLogger("mlflashpoint.core")
 
 #: how long a rank that ends waits for the others while none of them sends anything
 _QUIET_S = 5.0
-
-_RARER = "save more rarely, or set MLFLASHPOINT_KEEP_VERSIONS=3 for one more slot"
-_REACHABLE = f"if its holders can be reached (the log says so if not), {_RARER}"
+#: shortest time between two looks at the job's store while digests are computed
+_LOOK_S = 0.005
 
 
 class Pipeline:
@@ -54,9 +54,16 @@ class Pipeline:
         self._saver = ShardSaver()
         self._pool = SlotPool()
         self.standing = Standing(session, self._pool)
-        self._settlement = Settlement(session, counters, self._pool, exchange.open if exchange else lambda: None)
+        self._settlement = Settlement(
+            session,
+            counters,
+            self._pool,
+            free=lambda: self._arena is None or self._pool.available(),
+            joined=exchange.open if exchange else lambda: None,
+        )
         self._worker = Worker(f"mlflashpoint-{session.group}", self._watch)
-        self._stuck_in_a_row = 0
+        self._wait = SlotWait(session.config.busy_wait_s, self._pool, self._settlement, self._worker, exchange)
+        self._looked = 0.0
         #: whether nothing is left here that earlier starts kept for ranks which now have other holders
         self._swept = False
         #: step -> its save, while that is not over on this rank
@@ -69,12 +76,16 @@ class Pipeline:
             the bytes staged.
 
         Raises:
-            SlotBusyError: every slot is still needed.
+            SlotBusyError: some rank still needs all its slots; all skip the save.
             FlashpointError: the state can't be stored; nothing is half written.
         """
-        seat, planned = self._session.seat, self._saver.plan(state)
-        arena = self._prepare(seat, planned.nbytes)
-        ticket.index = self._take(ticket)
+        try:
+            seat, planned = self._session.seat, self._saver.plan(state)
+            arena = self._prepare(seat, planned.nbytes)
+            ticket.index = self._wait.take(ticket)
+        finally:
+            # Whatever becomes of this save, the ranks decide on the next one anew.
+            ticket.opening = self._settlement.gate.next(ticket.epoch, ticket.step)
         try:
             if self._exchange is not None:
                 # Another node may be reading what an earlier start left there.
@@ -85,13 +96,22 @@ class Pipeline:
             self._under_way = {step: other for step, other in self._under_way.items() if not other.done.is_set()}
             self._under_way[ticket.step] = ticket
             if not self._worker.submit(lambda: self._finish(ticket)):
-                raise SlotBusyError("the background thread is far behind", remedy="look at its last error in the log")
+                raise DeadlineExceededError(
+                    "the background thread is far behind", remedy="look at its last error in the log"
+                )
         except BaseException:
             ticket.staged = None
             ticket.done.set()
             self._pool.freed(ticket.index)
             raise
         return staged.nbytes
+
+    def roll_back(self, step: int) -> None:
+        """Training goes back to ``step`` within this process, which begins a new epoch."""
+        self.standing.roll_back(step)
+        # Saves of the old one may still be under way here.
+        self._settlement.gate.next(self._session.epoch, -1)
+        self._worker.wake()
 
     def await_commit(self, ticket: Ticket) -> None:
         """Wait until this rank's part in the save is over; raises DeadlineExceededError after ``deadline_s``."""
@@ -184,34 +204,13 @@ class Pipeline:
         elif any(slot.capacity < nbytes for slot in self._arena.slots):
             # Growing may move a slot, and the background must not be reading it then.
             if not self._worker.drain(self._session.config.busy_wait_s):
-                raise SlotBusyError("the state has grown while the last save is still under way", remedy=_RARER)
+                raise DeadlineExceededError(
+                    "the state has grown while the last save is still under way",
+                    setting="MLFLASHPOINT_BUSY_WAIT_S",
+                    remedy=RARER,
+                )
             self._arena.reserve(count, nbytes)
         return self._arena
-
-    def _take(self, ticket: Ticket) -> int:
-        """Index of a slot that nothing needs any more; waits for one, but less each time that this was in vain."""
-        index = self._pool.take(0)
-        if index is None:
-            # Beginning the save for all to see, before it is staged, tells them that nothing older is on its way here.
-            self._settlement.await_slot(ticket)
-            self._worker.submit(lambda: self._settlement.attempt(ticket))
-            wait_s = self._session.config.busy_wait_s / 2**self._stuck_in_a_row
-            index = self._pool.take(wait_s, self._settlement.hopeless)
-            self._settlement.slot_awaited()
-        if index is None:
-            self._stuck_in_a_row = min(self._stuck_in_a_row + 1, 10)
-            raise SlotBusyError(
-                f"every slot is needed: an earlier version is not complete on all ranks{self._on_its_way()}",
-                remedy=_REACHABLE if self._on_its_way() else _RARER,
-            )
-        self._stuck_in_a_row = 0
-        return index
-
-    def _on_its_way(self) -> str:
-        lag = None if self._exchange is None else self._exchange.lag()
-        if lag is None or not lag.shards_outstanding:
-            return ""
-        return f" ({lag.bytes_outstanding} bytes of its replicas are on their way for {lag.age_s:.1f} s)"
 
     def _finish(self, ticket: Ticket) -> None:
         """Commit what was staged, and announce it; in the background."""
@@ -222,6 +221,7 @@ class Pipeline:
         try:
             start = self._settlement.start(ticket.epoch)
             self._settlement.attempt(ticket)
+            self._say_ready(ticket)
             if ticket.late_attributes is not None:
                 staged = self._saver.attach(staged, ticket.late_attributes())
             record = self._saver.commit(
@@ -235,6 +235,7 @@ class Pipeline:
                 rank=ranks.rank,
                 world_size=ranks.world_size,
                 topology=ticket.topology,
+                between=self._look_meanwhile,
             )
             committed = True
             sends = self._exchange is not None and self._exchange.sends
@@ -277,6 +278,20 @@ class Pipeline:
         except Exception as error:
             over(as_flashpoint(error, rank=self._session.ranks.rank, step=ticket.step))
         return replication
+
+    def _say_ready(self, ticket: Ticket) -> None:
+        """Before the digests are computed: the next save may be near."""
+        try:
+            self._settlement.gate.look(ticket.opening)
+        except FlashpointError as error:
+            self._counters.failure("the other ranks could not be told that a slot is free", error)
+
+    def _look_meanwhile(self) -> None:
+        """Let no save wait for the digests of the one before it, if all ranks have a slot."""
+        now = time.monotonic()
+        if self._settlement.awaited and now >= self._looked + _LOOK_S:
+            self._settlement.watch()
+            self._looked = time.monotonic()
 
     def _watch(self) -> float | None:
         pause = self._settlement.watch()

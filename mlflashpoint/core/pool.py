@@ -65,20 +65,21 @@ class SlotPool:
             self._rollbacks.append(step)
             self.go_on_from(step)
 
-    def take(self, wait_s: float, hopeless: Callable[[], bool] = lambda: False) -> int | None:
+    def take(self, wait_s: float, verdict: Callable[[], bool | None] = lambda: True) -> int | None:
         """Index of a slot that may be overwritten now, marked busy; None if there is none after ``wait_s`` seconds.
 
-        ``hopeless`` tells that it is no use to wait any longer.
+        ``verdict`` tells whether one may be taken at all: False ends the wait, None goes on with it.
         """
         give_up = time.monotonic() + wait_s
         with self._changed:
             while True:
-                index = choose_slot(self._tenants, self._newest)
+                allowed = verdict()
+                index = choose_slot(self._tenants, self._newest) if allowed else None
                 if index is not None:
                     self._tenants[index] = Tenant(busy=True)
                     return index
                 left = give_up - time.monotonic()
-                if left <= 0 or hopeless():
+                if left <= 0 or allowed is False:
                     return None
                 self._changed.wait(left)
 

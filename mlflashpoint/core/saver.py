@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,8 +130,11 @@ class ShardSaver:
         resumed_from: int = -1,
         run: str = "",
         created_s: float | None = None,
+        between: Callable[[], None] = lambda: None,
     ) -> ShardRecord:
         """Make the staged shard complete: digests, index, and last the commit record. The arguments are its fields.
+
+        ``between`` is called between the digests, which take a while.
 
         Raises:
             StoreFullError: there is no room for the index.
@@ -140,7 +143,10 @@ class ShardSaver:
         """
         slot = staged.slot
         buffer = slot.buffer
-        digests = [digest_of(buffer[entry.offset : entry.offset + entry.nbytes]) for entry in staged.layout.entries]
+        digests = []
+        for entry in staged.layout.entries:
+            digests.append(digest_of(buffer[entry.offset : entry.offset + entry.nbytes]))
+            between()
         index = staged.layout.template.render(staged.values, digests, staged.attributes)
         if len(index) > MAX_INDEX_BYTES:
             raise StateTypeError(

@@ -96,7 +96,7 @@ class Saves:
 
     def _roll_back(self, step: int) -> None:
         self._session.resumed_from.append(step)
-        self._pipeline.standing.roll_back(step)
+        self._pipeline.roll_back(step)
         self._session.remember()
         self._last = None
 

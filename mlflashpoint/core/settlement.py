@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from mlflashpoint.core.counters import Counters
+from mlflashpoint.core.gate import Gate
 from mlflashpoint.core.incarnation import Incarnation
 from mlflashpoint.core.ledger import Ledger, Verdict
 from mlflashpoint.core.pool import SlotPool
@@ -33,11 +34,20 @@ class Settlement:
         session: an opened session.
         counters: where to count.
         pool: the slots that verdicts free.
+        free: whether this rank has a slot to write to, or none that it would wait for.
         joined: called whenever this rank knows its place among the others. Must not raise.
+
+    Attributes:
+        gate: whether the next save is staged, on all ranks or on none.
     """
 
     def __init__(
-        self, session: Session, counters: Counters, pool: SlotPool, joined: Callable[[], None] = lambda: None
+        self,
+        session: Session,
+        counters: Counters,
+        pool: SlotPool,
+        free: Callable[[], bool],
+        joined: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_joined = joined
         self._to_tell: deque[tuple[threading.Event | None, Callable[[], None]]] = deque()
@@ -47,7 +57,7 @@ class Settlement:
         self._pool = pool
         self._ledgers: dict[int, Ledger] = {}
         self._waiting: Ticket | None = None
-        self._hopeless = False
+        self.gate = Gate(session.ranks.world_size, self._ledger_if_joined, free, pool.notify)
         self._pause = 0.0
         self._last_reason = ""
 
@@ -113,6 +123,7 @@ class Settlement:
             self.fail(ticket, error)
             return
         try:
+            self.gate.before_commit(ticket.opening)
             version = Version(self._session.incarnation(ticket.epoch).number, ticket.step)
             self._settle(version, self._ledger(ticket.epoch).commit(ticket.step))
             self._pause = 0.0
@@ -122,15 +133,18 @@ class Settlement:
 
     def await_slot(self, ticket: Ticket) -> None:
         """From now on the training thread waits for a slot for ``ticket``."""
-        self._waiting, self._hopeless = ticket, False
+        self._waiting = ticket
+        # What it waits for may be there in a moment: look often at first, however long nothing has come.
+        self._pause = 0.0
 
     def slot_awaited(self) -> None:
         """The training thread waits no longer."""
         self._waiting = None
 
-    def hopeless(self) -> bool:
-        """Whether another rank has given up the step that is waited for."""
-        return self._hopeless
+    @property
+    def awaited(self) -> bool:
+        """Whether the training thread waits for a slot."""
+        return self._waiting is not None
 
     def watch(self) -> float | None:
         """Look for verdicts that are open; returns the pause in seconds before the next look, None for none."""
@@ -139,14 +153,14 @@ class Settlement:
             self._tell()
             for version in self._pool.open_versions():
                 self._look(version, waiting)
-            if waiting is None and not self._pool.open_versions():
-                self._pause = 0.0
-                return None
             if waiting is not None and waiting.attempted:
                 verdict = self._ledger(waiting.epoch).verdict(waiting.step)
                 if verdict is not None and not verdict.complete:
-                    self._hopeless = True
-                    self._pool.notify()
+                    self.gate.give_up(f"another rank has no shard of step {waiting.step}")
+            self.gate.look(waiting=waiting is not None)
+            if waiting is None and not self._pool.open_versions() and not self.gate.undecided:
+                self._pause = 0.0
+                return None
         except FlashpointError as error:
             self._counters.failure("the verdict on a version could not be read", error)
             self._pause = _LONGEST_PAUSE_S
@@ -181,6 +195,9 @@ class Settlement:
             level = logging.DEBUG if verdict.reason == self._last_reason else logging.INFO
             self._last_reason = verdict.reason
             log.log(level, "the memory version of step %d is incomplete: %s", version.step, verdict.reason)
+
+    def _ledger_if_joined(self, epoch: int) -> Ledger | None:
+        return None if self._session.joined_already is None else self._ledger(epoch)
 
     def _ledger(self, epoch: int) -> Ledger:
         ledger = self._ledgers.get(epoch)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlflashpoint.core.gate import Opening
 from mlflashpoint.core.saver import Staged
 from mlflashpoint.errors import FlashpointError
 
@@ -22,6 +23,7 @@ class Ticket:
         step: training step.
         epoch: rollbacks within the process before it began.
         topology: fingerprint of the parallel layout.
+        opening: the gate in front of the save behind this one, None for none.
         index: slot that it is staged in, -1 for none yet.
         staged: what was staged, None for nothing yet.
         attempted: whether the other ranks were told that this rank has begun it.
@@ -34,6 +36,7 @@ class Ticket:
     step: int
     epoch: int
     topology: str
+    opening: Opening | None = None
     index: int = -1
     staged: Staged | None = None
     attempted: bool = False

@@ -320,3 +320,43 @@ def two_containers(me, rounds):
         for store in stores.values():
             store.close()
     return wrong
+
+
+def save_beside_a_pinned_rank(me, pinned, until, rounds, release_s=None):
+    """Rank ``pinned`` has two slots, and its commit of step 2 takes until it has saved ``until``; others have three.
+
+    With ``release_s`` that commit takes so many seconds from the save of step 3 on instead.
+    """
+    if me.rank == pinned:
+        hold, original = threading.Event(), saver.ShardSaver.commit
+
+        def commit(self, staged, *, step, **fields):
+            if step == 2:
+                assert hold.wait(30)
+            return original(self, staged, step=step, **fields)
+
+        saver.ShardSaver.commit = commit
+    runtime = me.runtime(keep_versions=2 if me.rank == pinned else 3)
+    resume(me, runtime)
+    results = []
+    for step in range(1, rounds + 1):
+        me.meet(f"step-{step}")
+        if me.rank == pinned and step == 3 and release_s is not None:
+            threading.Timer(release_s, hold.set).start()
+        results.append(runtime.save(state(step, me.rank), step=step))
+        if step == 1:
+            settle(runtime, 1)
+        me.meet(f"saved-{step}")
+        if step == until and me.rank == pinned:
+            hold.set()
+        if step >= until:
+            assert runtime.flush()
+            settle(runtime, 2 if step == until else step)
+    runtime.close()
+    return {
+        "skipped": [result.step for result in results if result.skipped],
+        "errors": [str(result.error) for result in results if result.error],
+        "blocking": [result.blocking_s for result in results],
+        "stats": runtime.stats(),
+        "logs": me.logs,
+    }

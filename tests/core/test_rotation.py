@@ -22,6 +22,7 @@ from mlflashpoint.core.ranks import Ranks
 from mlflashpoint.core.record import ShardCopy, ShardRecord
 from mlflashpoint.core.rotation import Tenant, Version, choose_slot, may_overwrite, slots_needed
 from mlflashpoint.core.saves import Saves
+from mlflashpoint.core.slotwait import ANSWER_S
 from mlflashpoint.errors import PeerError
 from mlflashpoint.settings import StoreConfig
 from tests.core.schedule import Schedule
@@ -95,12 +96,13 @@ class SimPool(SlotPool):
         if complete:
             self.sim.complete.add(version.step)
 
-    def take(self, wait_s, hopeless=lambda: False):
+    def take(self, wait_s, verdict=lambda: True):
         # In a quiet time the wait outlasts many looks at the verdicts, as busy_wait_s does; else it may be in vain.
-        patience = 60 if self.sim.quiet() else 6
+        # The answer of a store that answers is waited for.
+        patience = 1 << 30 if wait_s == ANSWER_S else 60 if self.sim.quiet() else 6
         for _ in range(1 if wait_s == 0 else patience):
-            index = super().take(0)
-            if index is not None or hopeless():
+            index = super().take(0, verdict)
+            if index is not None or verdict() is False:
                 return index
             self.sim.schedule.point()
         return None
@@ -168,6 +170,8 @@ class Simulation:
         self.lineage, self.number, self.ever = Lineage(), 0, False
         #: steps that some rank of this life knows to be complete, and the one that it began with
         self.complete = set()
+        #: (life, step) -> rank -> whether it has skipped that save
+        self.skipped = {}
         self.schedule = Schedule()
 
     def decide(self):
@@ -198,8 +202,9 @@ class Simulation:
             raise MemoryError("staging failed")
         return SimpleNamespace(slot=slot, nbytes=1)
 
-    def commit(self, staged, **fields):
+    def commit(self, staged, between, **fields):
         self.schedule.point()
+        between()
         fault = self.chance(self.save_faults)
         # A commit that is done and then fails is a version that was whole for a moment without anybody's knowing.
         if fault == 1 or (fault and not self.store_faults):
@@ -271,7 +276,7 @@ class Simulation:
             resumed_from=[None],
             epoch=0,
             joined=lambda: None,
-            joined_already=None,
+            joined_already=SimpleNamespace(me=SimpleNamespace(leader=False)),
             incarnation=lambda epoch: start,
             number=lambda epoch: start.number,
             channel=lambda: channel,
@@ -292,7 +297,8 @@ class Simulation:
                     self.schedule.point()
                 self.reached[rank] = step
                 if not self.chance(self.save_faults):
-                    saves.save(lambda: None, {}, step, "", {}, False)
+                    result = saves.save(lambda: None, {}, step, "", {}, False)
+                    self.skipped.setdefault((self.number, step), {})[rank] = result.skipped
 
         self.schedule.spawn(train)
 
@@ -355,6 +361,14 @@ life_lengths = st.lists(st.integers(1, 400), min_size=1, max_size=4)
 simulation = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 
 
+def none_is_staged_that_another_rank_skipped(sim):
+    def check():
+        for save, told in sim.skipped.items():
+            assert len(set(told.values())) == 1, f"{save}: {told}"
+
+    return check
+
+
 def no_verdict_is_broken(sim):
     """The claim when calls to the store may be lost: what the ranks hold to be complete stays until a newer one is."""
 
@@ -397,6 +411,13 @@ def test_it_survives_replicas_that_come_late_and_in_any_order(simulated, decisio
 def test_a_complete_verdict_holds_when_replicas_fail(simulated, decisions, lengths, world, keep):
     sim = simulated(decisions, world=world, keep=keep, store_faults=20, save_faults=10, replica_faults=40)
     lives(sim, lengths, no_verdict_is_broken(sim))
+
+
+@simulation
+@given(schedules, life_lengths, st.integers(2, 3), st.integers(1, 3), st.sampled_from([None, 0, 40]))
+def test_a_save_is_skipped_by_all_ranks_or_by_none(simulated, decisions, lengths, world, keep, replica_faults):
+    sim = simulated(decisions, world=world, keep=keep, replica_faults=replica_faults)
+    lives(sim, lengths, none_is_staged_that_another_rank_skipped(sim))
 
 
 @settings(simulation, max_examples=30)

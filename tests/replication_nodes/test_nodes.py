@@ -152,8 +152,7 @@ def test_transfers_that_outlast_the_save_interval_make_all_ranks_skip_the_same_s
     skipped = [{line["step"] for line in lines if line["skipped"]} for lines in steps]
     assert len(skipped[0]) >= 15
     assert [end["stats"]["saves_skipped"] for end in ends] == [len(found) for found in skipped]
-    # One that only one rank skipped is a save that was staged in vain on the other.
-    assert len(skipped[0] ^ skipped[1]) <= 4
+    assert skipped[0] == skipped[1]
     assert any(line["lag"] > 0 for line in steps[0])
     assert max(line["blocking_s"] for lines in steps for line in lines) < 5
 

@@ -1,0 +1,85 @@
+"""The wait for a slot: how a save gets one, or is skipped by all ranks together after a bounded time."""
+
+from __future__ import annotations
+
+from mlflashpoint.core.exchange import Exchange
+from mlflashpoint.core.pool import SlotPool
+from mlflashpoint.core.settlement import Settlement
+from mlflashpoint.core.ticket import Ticket
+from mlflashpoint.core.worker import Worker
+from mlflashpoint.errors import SlotBusyError
+
+#: how long the job's store may take to tell what was decided, when a save has been waited for in vain
+ANSWER_S = 2.0
+#: a wait this long is not halved: when the slots are free again, the ranks need a moment to tell each other
+_SHORTEST_S = 0.25
+
+RARER = "save more rarely, or set MLFLASHPOINT_KEEP_VERSIONS=3 for one more slot"
+_REACHABLE = f"if its holders can be reached (the log says so if not), {RARER}"
+
+
+class SlotWait:
+    """For the training thread.
+
+    Args:
+        busy_wait_s: longest wait; half as long each further time in a row that it was in vain, to a quarter second.
+        pool: the slots.
+        settlement: whether the other ranks have one too.
+        worker: does what waits for the job's store.
+        exchange: what may be sending a slot; None if there is nothing.
+    """
+
+    def __init__(
+        self, busy_wait_s: float, pool: SlotPool, settlement: Settlement, worker: Worker, exchange: Exchange | None
+    ) -> None:
+        self._busy_wait_s = busy_wait_s
+        self._pool = pool
+        self._settlement = settlement
+        self._worker = worker
+        self._exchange = exchange
+        self._wait_s = busy_wait_s
+
+    def take(self, ticket: Ticket) -> int:
+        """Index of a slot that nothing needs any more, marked busy, once every rank has one.
+
+        Raises:
+            SlotBusyError: some rank has none; the others are told, and skip the save as well.
+        """
+        gate = self._settlement.gate
+        index = self._pool.take(0, gate.verdict)
+        if index is None:
+            index = self._wait(ticket)
+        if index is None:
+            self._wait_s = max(self._wait_s / 2, min(self._wait_s, _SHORTEST_S))
+            why = gate.reason if self._pool.available() and gate.reason else self._why_not()
+            remedy = _REACHABLE if self._on_its_way() else RARER
+            raise SlotBusyError(f"the ranks skip this save together: {why}", remedy=remedy)
+        self._wait_s = self._busy_wait_s
+        return index
+
+    def _wait(self, ticket: Ticket) -> int | None:
+        gate = self._settlement.gate
+        # Beginning the save for all to see, before it is staged, tells them that nothing older is on its way here.
+        self._settlement.await_slot(ticket)
+        self._worker.submit(lambda: self._settlement.attempt(ticket))
+        try:
+            index = self._pool.take(self._wait_s, gate.verdict)
+            if index is not None or gate.verdict() is False:
+                return index
+            certain = gate.give_up(self._why_not())
+            self._worker.wake()
+            # Else the others have heard that this rank is ready, and may go on: it comes after them.
+            return None if certain else self._pool.take(ANSWER_S, gate.verdict)
+        finally:
+            self._settlement.slot_awaited()
+
+    def _why_not(self) -> str:
+        if self._pool.available():
+            return "another rank still needs all its slots"
+        return f"every slot is needed: an earlier version is not complete on all ranks{self._on_its_way()}"
+
+    def _on_its_way(self) -> str:
+        lag = None if self._exchange is None else self._exchange.lag()
+        if lag is None or not lag.shards_outstanding:
+            return ""
+        return f" ({lag.bytes_outstanding} bytes of its replicas are on their way for {lag.age_s:.1f} s)"
