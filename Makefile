@@ -21,7 +21,7 @@ env:
 # The first takes as long as the others together.
 envs: env
 	@tools/envs/bridge.sh & pid=$$!; \
-	tools/envs/lightning.sh && tools/envs/megatron.sh && tools/envs/nemo.sh; others=$$?; \
+	tools/envs/lightning.sh && tools/envs/megatron.sh && tools/envs/nemo.sh && tools/envs/mooncake.sh; others=$$?; \
 	wait $$pid && exit $$others
 
 demo:

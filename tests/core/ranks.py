@@ -25,8 +25,9 @@ from mlflashpoint.settings import StoreConfig
 
 DEADLINE_S = 60
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.core.ranks", "tests.core.bodies"])
+#: what it loads it loads once, for whoever starts processes by it
+forkserver = multiprocessing.get_context("forkserver")
+forkserver.set_forkserver_preload(["tests.core.ranks", "tests.core.bodies"])
 
 
 @dataclass
@@ -114,8 +115,8 @@ class Life:
             me = Rank(
                 rank, world, seats[rank] if seats else rank, bases[rank] if bases else base, self.store.port, settings
             )
-            ours, theirs = _context.Pipe()
-            self.processes[rank] = _context.Process(target=_run, args=(body, me, args, wish or {}, theirs))
+            ours, theirs = forkserver.Pipe()
+            self.processes[rank] = forkserver.Process(target=_run, args=(body, me, args, wish or {}, theirs))
             self._pipes[rank] = ours
             self.processes[rank].start()
             theirs.close()

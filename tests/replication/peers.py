@@ -1,24 +1,24 @@
-"""Real peer processes for the replication tests.
-
-Run as a script it is one rank: it obeys JSON commands on standard input and answers each with a JSON line.
-"""
+"""Real peer processes for the replication tests: each is one rank that obeys commands and answers each."""
 
 from __future__ import annotations
 
 import ctypes
-import json
+import multiprocessing
 import os
 import queue
 import random
 import resource
 import signal
-import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
+import torch.distributed as dist
 import xxhash
+
+from mlflashpoint.replication.transport import Identity
+from tests.core.ranks import forkserver
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_S = 60.0
@@ -64,30 +64,31 @@ def make_transport(kind: str, store, identity, **options):
 
 
 class Peer:
-    """A rank in a process of its own."""
+    """A rank in a process of its own.
 
-    def __init__(self, kind: str, port: int, rank: int, **identity):
+    Args:
+        script: an interpreter of its own, which ends as that of a script does; else the process is forked, fast.
+    """
+
+    def __init__(self, kind: str, port: int, rank: int, *, script: bool = False, **identity):
         self.rank = rank
-        environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, kind, str(port), str(rank), json.dumps(identity)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environ,
-        )
+        context = multiprocessing.get_context("spawn") if script else forkserver
+        self._pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(kind, port, rank, identity, theirs))
+        self.process.start()
+        theirs.close()
         self._answers: queue.Queue = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self):
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                self._answers.put(json.loads(line))
-        self._answers.put({"error": "Gone", "text": "the process ended"})
+        try:
+            while True:
+                self._answers.put(self._pipe.recv())
+        except (EOFError, OSError):
+            self._answers.put({"error": "Gone", "text": "the process ended"})
 
     def start(self, do: str, **arguments):
-        self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
-        self.process.stdin.flush()
+        self._pipe.send((do, arguments))
         return self
 
     def answer(self, timeout_s: float = ANSWER_S):
@@ -100,11 +101,10 @@ class Peer:
         os.kill(self.process.pid, number)
 
     def stop(self):
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGCONT)
+        if self.process.is_alive():
+            self.signal(signal.SIGCONT)
             self.process.kill()
-        self.process.wait(30)
-        self.process.stdin.close()
+        self.process.join(30)
 
 
 class _Rank:
@@ -206,25 +206,18 @@ class _Rank:
         return self.threads()
 
 
-def main() -> None:
-    import torch.distributed as dist
-
-    from mlflashpoint.replication.transport import Identity
-
-    kind, port, rank, identity = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
+def _serve(kind: str, port: int, rank: int, identity: dict, pipe) -> None:
     store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     who = Identity(**{"job_id": "job", "group": "default", "incarnation": 1, "rank": rank, **identity})
     me = _Rank(make_transport(kind, dist.PrefixStore("replication", store), who))
-    for line in sys.stdin:
-        command = json.loads(line)
+    while True:
         try:
-            answer = getattr(me, command.pop("do"))(**command)
+            do, arguments = pipe.recv()
+        except EOFError:
+            break
+        try:
+            answer = getattr(me, do)(**arguments)
         except Exception as error:
             answer = {"error": type(error).__name__, "text": str(error), "at": time.time()}
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+        pipe.send(answer)
     me.transport.close(timeout_s=5)
-
-
-if __name__ == "__main__":
-    main()
