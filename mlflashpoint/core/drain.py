@@ -20,6 +20,8 @@ from mlflashpoint.errors import DrainError, FlashpointError
 log = logging.getLogger("mlflashpoint.core")
 
 _FLUSH_S = 2.0
+#: part of the budget for writing; the rest is for taking back what was not finished, and for saying why
+_WRITING = 0.9
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,17 @@ def drain_rank(session: Session, pipeline: Pipeline) -> Drained:
         raise DrainError(
             "there is nowhere to drain to", setting="MLFLASHPOINT_DRAIN_DIR", remedy="set it to a durable directory"
         )
-    target.check(session.container.path)
     began = time.monotonic()
-    # What is being committed at this moment may become the newest complete version within the next one.
-    pipeline.flush(min(_FLUSH_S, config.drain_budget_s / 4))
-    left = config.drain_budget_s - (time.monotonic() - began)
-    return drain_seat(session.seat, session.ranks.rank, target, newest=pipeline.standing.newest_complete, budget_s=left)
+    newest = pipeline.standing.newest_complete
+    try:
+        target.check(session.container.path)
+        # What is being committed at this moment may become the newest complete version within the next one.
+        pipeline.flush(min(_FLUSH_S, config.drain_budget_s / 4))
+        left = config.drain_budget_s * _WRITING - (time.monotonic() - began)
+        return drain_seat(session.seat, session.ranks.rank, target, newest=newest, budget_s=left)
+    except DrainError as error:
+        error.setting = error.setting or "MLFLASHPOINT_DRAIN_DIR"
+        raise
 
 
 def drain_seat(

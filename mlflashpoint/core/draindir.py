@@ -29,8 +29,8 @@ log = logging.getLogger("mlflashpoint.core")
 
 _VERSION = re.compile(r"step-([0-9]{1,18})\.([0-9]{1,9})\.([0-9a-zA-Z+]{0,64})")
 _COMMIT = re.compile(r"(rank-[0-9]{1,9})\.commit")
-#: bytes between two looks at the clock
-_STRIDE = 64 << 20
+#: bytes between two looks at the clock, and bytes that may wait in the page cache: else the last sync takes the time
+_STRIDE, _UNSYNCED = 4 << 20, 128 << 20
 _GIVE = "give a durable directory that this user may write and all nodes see"
 
 
@@ -205,7 +205,8 @@ class DrainDir:
 def _write(file: Path, content: memoryview, deadline: float) -> None:
     descriptor = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     with open(descriptor, "wb", buffering=0) as stream:
-        for start in range(0, len(content), _STRIDE):
+        written = synced = 0
+        while written < len(content):
             if time.monotonic() > deadline:
                 raise DrainError(
                     "the time for the drain is over",
@@ -213,10 +214,15 @@ def _write(file: Path, content: memoryview, deadline: float) -> None:
                     path=file,
                     remedy="raise it, within the grace that the scheduler gives, or use a faster directory",
                 )
-            part = content[start : start + _STRIDE]
-            while part:
-                part = part[stream.write(part) :]
-        os.fsync(descriptor)
+            written += stream.write(content[written : written + _STRIDE])
+            if written - synced >= _UNSYNCED:
+                _sync_data(descriptor)
+                synced = written
+        _sync_data(descriptor)
+
+
+def _sync_data(descriptor: int) -> None:
+    os.fsync(descriptor)
 
 
 def _sync(folder: Path) -> None:

@@ -1,11 +1,13 @@
 """What lies in memory is copied to a durable directory, on SIGTERM or by command, and the job resumes from there."""
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -23,16 +25,36 @@ pytestmark = pytest.mark.multiprocess
 
 ROOT = Path(__file__).parents[2]
 
-#: a process that saves two steps and waits; how its own handler for SIGTERM behaves is given
+#: a process that goes on from what it finds, saves two steps and waits; how its own handler for SIGTERM behaves, how
+#: the drain directory does, and the budget are given
 TRAIN = """
 import signal, sys, threading, time
 from pathlib import Path
+from mlflashpoint.core import draindir
 from mlflashpoint.core.runtime import Runtime
 from mlflashpoint.settings import StoreConfig
 from tests.core.ranks import state
 
-base, drain, handler = sys.argv[1:4]
+base, drain, handler, disk, budget_s = sys.argv[1:6]
 seen = []
+
+class Slow:
+    def __init__(self, *arguments, **keywords):
+        self.stream = open(*arguments, **keywords)
+    def __enter__(self):
+        return self
+    def __exit__(self, *_):
+        self.stream.close()
+    def fileno(self):
+        return self.stream.fileno()
+    def write(self, part):
+        time.sleep(0.02)
+        return self.stream.write(part[:20])
+
+if disk == "slow":
+    draindir.open = Slow
+if disk == "hung":
+    draindir._sync_data = lambda descriptor: time.sleep(600)
 
 def flag(number, frame):
     seen.append(number)
@@ -45,12 +67,13 @@ if handler in ("flag", "leave"):
     signal.signal(signal.SIGTERM, handlers[handler])
 if handler == "ignored":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-config = StoreConfig(job_id="job", base_container=base, drain_dir=drain, drain_budget_s=20)
+config = StoreConfig(job_id="job", base_container=base, drain_dir=drain, drain_budget_s=float(budget_s))
 runtime = Runtime(config, rank=0, world_size=1, local_rank=0)
-runtime.find_latest()
+recovery = runtime.find_latest()
+found = 0 if recovery is None else runtime.load(recovery).step
 if handler == "late":
     signal.signal(signal.SIGTERM, flag)
-for step in (1, 2):
+for step in (found + 1, found + 2):
     assert runtime.save(state(step, 0), step=step, wait=True).ok
 print("saved", flush=True)
 if handler == "stuck":
@@ -67,6 +90,12 @@ print("seen", seen, flush=True)
 """
 
 
+#: how a script handles SIGTERM, and the exit code that it ends with then
+HANDLERS = [("none", -signal.SIGTERM), ("flag", 0), ("leave", 7)]
+#: for the drain, and what ending a process may take besides on a busy machine
+BUDGET_S, MARGIN_S = 2.0, 8.0
+
+
 @pytest.fixture
 def base():
     with memory_folder() as folder:
@@ -78,17 +107,26 @@ def drained(root):
     return sorted((copy.record.rank, copy.record.step) for copy in DrainDir(root, "job", "default").copies(holder=0))
 
 
-def terminated(base, drain, handler):
-    """Send SIGTERM to a process that has saved steps 1 and 2; returns its exit code and what it has printed since."""
-    argv = [sys.executable, "-c", TRAIN, str(base), str(drain), handler]
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+@dataclass
+class Ended:
+    code: int
+    out: str
+    error: str
+    took_s: float
+
+
+def terminated(base, drain, handler="none", disk="good", budget_s=20):
+    """Send SIGTERM to a process that has saved two steps; how it ended, and what it has told since."""
+    argv = [sys.executable, "-c", TRAIN, str(base), str(drain), handler, disk, str(budget_s)]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert process.stdout.readline() == "saved\n"
+        began = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=60)
+        out, error = process.communicate(timeout=60)
     finally:
         process.kill()
-    return process.returncode, out
+    return Ended(process.returncode, out, error, time.monotonic() - began)
 
 
 @pytest.mark.parametrize(
@@ -96,12 +134,63 @@ def terminated(base, drain, handler):
     [("none", -signal.SIGTERM, ""), ("flag", 0, "seen [15]\n"), ("leave", 7, ""), ("late", 0, "seen [15]\n")],
 )
 def test_sigterm_drains_and_whatever_handled_it_before_still_does(base, tmp_path, handler, code, out):
-    assert terminated(base, tmp_path / "drain", handler) == (code, out)
+    ended = terminated(base, tmp_path / "drain", handler)
+    assert (ended.code, ended.out) == (code, out)
     assert (0, 2) in drained(tmp_path / "drain")
 
 
+@pytest.mark.parametrize(
+    ("disk", "handler", "code"),
+    [("slow", *HANDLERS[0]), ("slow", *HANDLERS[1]), ("hung", *HANDLERS[0]), ("hung", *HANDLERS[2])],
+)
+def test_a_directory_that_is_too_slow_puts_the_end_of_the_job_off_by_the_budget_and_no_longer(
+    base, tmp_path, disk, handler, code
+):
+    Life(bodies.save_steps, 1, base, [1]).results()
+    assert cli.main(["drain", str(base), "--to", str(tmp_path)]) == 0
+    ended = terminated(base, tmp_path, handler, disk, budget_s=BUDGET_S)
+    assert ended.code == code
+    assert ended.took_s < BUDGET_S + MARGIN_S
+    assert drained(tmp_path) == [(0, 1)]
+    if disk == "slow":
+        assert "the time for the drain is over [MLFLASHPOINT_DRAIN_BUDGET_S" in ended.error
+        assert "remedy: raise it" in ended.error
+        assert not [path for path in tmp_path.rglob("*-tmp-*") if path.is_file()]
+    # What lies in memory is as good as before; without it, what was drained before is.
+    assert [r["found"] for r in Life(bodies.save_steps, 1, base, [], drain_dir=tmp_path).results().values()] == [3]
+    shutil.rmtree(base)
+    assert [r["found"] for r in Life(bodies.save_steps, 1, base, [], drain_dir=tmp_path).results().values()] == [1]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounts a small tmpfs")
+@pytest.mark.parametrize(("handler", "code"), HANDLERS)
+def test_a_drain_directory_that_is_full_at_sigterm_is_told_and_the_job_ends_as_it_would_have(
+    base, tmp_path, handler, code
+):
+    Life(bodies.save_steps, 1, base, [1]).results()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs", str(tmp_path)])
+    if done.returncode:
+        pytest.skip("NOT RUN: mounts are not allowed here")
+    try:
+        assert cli.main(["drain", str(base), "--to", str(tmp_path)]) == 0
+        with open(tmp_path / "other", "wb", buffering=0) as other, contextlib.suppress(OSError):
+            while other.write(b"x" * 4096):
+                pass
+        ended = terminated(base, tmp_path, handler)
+        assert ended.code == code
+        assert "nothing was drained: the drain directory is full" in ended.error
+        assert f"[MLFLASHPOINT_DRAIN_DIR, rank 0, step 3, path {tmp_path}]" in ended.error
+        assert "remedy: free space there, or give another directory" in ended.error
+        assert drained(tmp_path) == [(0, 1)]
+        assert not list(tmp_path.rglob("*-tmp-*"))
+        shutil.rmtree(base)
+        assert [r["found"] for r in Life(bodies.save_steps, 1, base, [], drain_dir=tmp_path).results().values()] == [1]
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
 def test_a_rank_that_is_stuck_in_native_code_drains_all_the_same(base, tmp_path):
-    argv = [sys.executable, "-c", TRAIN, str(base), str(tmp_path / "drain"), "stuck"]
+    argv = [sys.executable, "-c", TRAIN, str(base), str(tmp_path / "drain"), "stuck", "good", "20"]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert [process.stdout.readline(), process.stdout.readline()] == ["saved\n", "stuck\n"]

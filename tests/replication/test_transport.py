@@ -216,8 +216,9 @@ def test_a_peer_that_takes_nothing_is_an_error_at_the_deadline_and_the_next_send
     with pytest.raises(DeadlineExceededError, match="rank 1") as caught:
         fabric.send([b"x" * MIB], timeout_s=1.0)
     assert caught.value.rank == 1
-    # the peer finds the shard that nobody waits for any more, and says so
-    assert fabric.peer.ask("take", timeout_s=3)["error"] in ("PeerError", "DeadlineExceededError")
+    # the peer finds the shard that nobody waits for any more, and says so; or it knows already that there is none
+    taken = fabric.peer.ask("take", timeout_s=3)
+    assert taken == {"none": True} or taken["error"] in ("PeerError", "DeadlineExceededError")
     fabric.peer.start("take")
     fabric.send([b"z" * MIB])
     assert fabric.peer.answer()["digest"] == peers.xxh(b"z" * MIB)
