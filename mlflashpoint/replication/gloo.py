@@ -1,8 +1,8 @@
 """The default transport: dedicated gloo pairs between two ranks, set up through the job's own c10d store.
 
-No port is opened beyond the one that each gloo device listens on, and whoever can't write to the job's store gets no
-link. A rank has one link *to* each peer that it sends to or fetches from, on which only it asks, and one *from* each
-peer that does so here, served by a thread of its own. So crossing transfers never meet.
+No port is opened beyond the one that each of its gloo devices listens on until it is closed, and whoever can't write to
+the job's store gets no link. A rank has one link *to* each peer that it sends to or fetches from, on which only it
+asks, and one *from* each peer that does so here, served by a thread of its own. So crossing transfers never meet.
 
 A link lives until something goes wrong with it. Then both ends drop it, and the next call builds another.
 """
@@ -145,6 +145,9 @@ class GlooTransport:
         for link in links:
             link.close()
         self._rendezvous.close(timeout_s=timeout_s)
+        with self._lock:
+            self._outgoing.clear()
+            self._serving.clear()
 
     @contextmanager
     def _asked(

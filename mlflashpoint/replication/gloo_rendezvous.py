@@ -119,6 +119,8 @@ class Rendezvous:
         self._mailbox.close(timeout_s=deadline.remaining_s)
         for thread in threads:
             thread.join(deadline.remaining_s)
+        # Their ports are given back as soon as nobody holds them.
+        self._devices = ()
 
     def _await(self, knock: _Knock, peer: int, number: int, deadline: Deadline) -> Mapping[str, Any]:
         patience = _UNBLOCK_AFTER_S

@@ -1,13 +1,18 @@
 """What the ranks of the tests with several nodes do; each body runs in a process of its own."""
 
+import contextlib
+import functools
 import os
 import socket
 import sys
 import threading
 import time
+from pathlib import Path
+
+import torch.distributed as dist
 
 from mlflashpoint.core import arena, lagfile, replicas
-from mlflashpoint.replication import gloo_server
+from mlflashpoint.replication import gloo_server, replicator
 from tests.core.bodies import die, find_only, resume, save_steps, settle
 from tests.core.ranks import state
 
@@ -164,3 +169,69 @@ def find_while_one_dies(me, victim):
     if me.rank == victim:
         gloo_server._hand_out = die
     return find_only(me)
+
+
+def find_from_two_at_once(me, lost):
+    """Rank ``lost`` asks for small ranges; each of the others hands out its first when both have been asked."""
+    asked = []
+    if me.rank == lost:
+        replicator.gather = functools.partial(replicator.gather, range_bytes=1000)
+    else:
+        hand_out = gloo_server._hand_out
+
+        def together(*args):
+            if not asked:
+                asked.append(True)
+                me.meet_some("handing out", 2)
+            hand_out(*args)
+
+        gloo_server._hand_out = together
+    found = find_and_load(me)
+    return {**found, "asked": bool(asked)}
+
+
+def find_and_load(me):
+    """The step that is found, and a number of it."""
+    runtime = me.runtime()
+    recovery = runtime.find_latest()
+    value = float(runtime.load(recovery).state["w"][0])
+    me.meet("loaded")
+    runtime.close()
+    return {"found": recovery.step, "value": value}
+
+
+def listening():
+    """Addresses that this process listens on."""
+    mine = set()
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            mine.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+    found = []
+    for file in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{file}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine:
+                found.append(fields[1].rsplit(":", 1)[0])
+    return found
+
+
+def listen_while_saving(me):
+    """What each rank listens on without us, while saves are replicated, and at the end."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    store = me.store
+    group = dist.ProcessGroupGloo(dist.PrefixStore("job", store), me.rank, me.world)
+    group.barrier().wait()
+    before = listening()
+    runtime = me.runtime()
+    resume(me, runtime)
+    for step in (1, 2):
+        assert runtime.save(state(step, me.rank), step=step).ok
+        runtime.flush()
+        settle(runtime, step)
+    during = listening()
+    me.meet("looked")
+    runtime.close()
+    give_up = time.monotonic() + 5
+    while len(listening()) > len(before) and time.monotonic() < give_up:
+        time.sleep(0.01)
+    return {"before": before, "during": during, "after": listening(), "stats": runtime.stats()}

@@ -59,10 +59,13 @@ class Rank:
 
     def meet(self, name):
         """Wait for all ranks, through the store but apart from anything under test."""
+        self.meet_some(name, self.world)
+
+    def meet_some(self, name, count):
         store = self.store
         store.add(f"meet/{name}", 1)
         give_up = time.monotonic() + DEADLINE_S
-        while store.add(f"meet/{name}", 0) < self.world:
+        while store.add(f"meet/{name}", 0) < count:
             assert time.monotonic() < give_up, f"the other ranks did not come to {name}"
             time.sleep(0.005)
 

@@ -8,6 +8,9 @@ from mlflashpoint.core.arena import scan_seat
 from tests.core import bodies, node_bodies
 from tests.core.ranks import Life, memory_folder
 
+#: 127.0.0.1 as the kernel's tables write it
+LOOPBACK = "0100007F"
+
 pytestmark = pytest.mark.multiprocess
 
 
@@ -92,6 +95,31 @@ def test_with_two_replicas_two_of_three_nodes_may_be_lost(base):
     wipe(nodes[0])
     wipe(nodes[2])
     assert found(Life(bodies.save_steps, 3, None, [3], bases=nodes, replicas=2).results()) == {2}
+
+
+def test_a_lost_shard_is_fetched_from_both_its_replicas_at_once(base):
+    nodes = nodes_of(base, 3)
+    Life(bodies.save_steps, 3, None, [1, 2], bases=nodes, replicas=2).results()
+    wipe(nodes[2])
+    # Neither hands out anything before both have been asked.
+    results = Life(node_bodies.find_from_two_at_once, 3, None, 2, bases=nodes, replicas=2).results()
+    assert found(results) == {2}
+    assert [result["value"] for result in results.values()] == [200.0, 201.0, 202.0]
+    assert [result["asked"] for result in results.values()] == [True, True, False]
+
+
+@pytest.mark.parametrize(("count", "more"), [(1, 0), (2, 2)])
+def test_replication_listens_on_nothing_but_two_ports_of_gloos_on_its_interface(base, count, more):
+    nodes = nodes_of(base, count, 2 // count)
+    results = Life(node_bodies.listen_while_saving, 2, None, bases=nodes, seats=seats_of(count, 2 // count)).results()
+    for result in results.values():
+        assert result["stats"]["last_complete_step"] == 2
+        assert result["stats"]["replicas"] == count - 1
+        opened = list(result["during"])
+        for address in result["before"]:
+            opened.remove(address)
+        assert opened == [LOOPBACK] * more
+        assert sorted(result["after"]) == sorted(result["before"])
 
 
 def test_ranks_permuted_over_the_nodes_fetch_their_shards(base):
