@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
+import tracemalloc
 
 import pytest
 
@@ -41,7 +43,33 @@ def test_after_the_loss_of_a_whole_domain_every_shard_has_a_source_on_a_node_tha
     assert len(failed) == 4 and all(len(sources) >= 1 for sources in plan.sources.values())
 
 
-def test_a_large_cluster_is_planned_from_what_is_left():
-    cluster = Cluster(1500, 4, replicas=2)
-    plan, _ = cluster.recover([3, 700, 701])
-    assert plan.step == NEWEST_STEP and len(plan.sources) == 6000
+def test_ten_thousand_nodes_of_eight_ranks_recover_as_often_as_the_formula_says():
+    cluster = Cluster(10_000, 8, replicas=1, versions=1)
+    survival = Survival(cluster.holders, cluster.node_of)
+    rng = random.Random(3)
+    planned = cluster.trials(2, rng, nodes=100)
+    assert all(trial.recovered != survival.lost(trial.failed) for trial in planned)
+    plan, _ = cluster.recover([3, 7000, 7010])
+    assert plan.step == NEWEST_STEP and len(plan.sources) == 80_000
+    # Those planned agree with the sets of nodes that hold all copies of a shard; many more are looked up there alone.
+    count = 1000
+    recovered = 1 - sum(survival.lost(cluster.choose(rng, nodes=100)) for _ in range(count)) / count
+    expected = 1 - survival.loss(100).probability
+    assert 0.2 < expected < 0.8
+    assert abs(recovered - expected) < 4 * math.sqrt(expected * (1 - expected) / count)
+
+
+def plan_memory(nodes):
+    """Most bytes that a plan needs beside the copies it is made from."""
+    cluster = Cluster(nodes, 8, replicas=1)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        cluster.recover([0])
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_memory_of_a_plan_grows_with_the_cluster_and_no_faster():
+    assert 3 < plan_memory(4_000) / plan_memory(1_000) < 5
