@@ -5,22 +5,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from mlflashpoint.core.arena import Arena, Slot
+from mlflashpoint.core.arena import Slot
 from mlflashpoint.core.counters import Counters, as_flashpoint, log_record
 from mlflashpoint.core.deadline import Deadline
 from mlflashpoint.core.exchange import Exchange
-from mlflashpoint.core.orphans import free_orphans
-from mlflashpoint.core.plan import VersionKey
 from mlflashpoint.core.pool import SlotPool
 from mlflashpoint.core.record import ShardRecord
-from mlflashpoint.core.rotation import Version, slots_needed
+from mlflashpoint.core.rotation import Version
 from mlflashpoint.core.saver import ShardSaver
 from mlflashpoint.core.session import Session
 from mlflashpoint.core.settlement import Settlement
-from mlflashpoint.core.slotwait import RARER, SlotWait
+from mlflashpoint.core.slots import Slots
+from mlflashpoint.core.slotwait import SlotWait
 from mlflashpoint.core.standing import Standing
 from mlflashpoint.core.ticket import Attributes, Replication, Ticket
 from mlflashpoint.core.worker import Worker
@@ -50,7 +48,6 @@ class Pipeline:
         self._session = session
         self._counters = counters
         self._exchange = exchange
-        self._arena: Arena | None = None
         self._saver = ShardSaver()
         self._pool = SlotPool()
         self.standing = Standing(session, self._pool)
@@ -58,14 +55,13 @@ class Pipeline:
             session,
             counters,
             self._pool,
-            free=lambda: self._arena is None or self._pool.available(),
+            free=lambda: not self._slots.allocated or self._pool.available(),
             joined=exchange.open if exchange else lambda: None,
         )
         self._worker = Worker(f"mlflashpoint-{session.group}", self._watch)
+        self._slots = Slots(session, self._pool, self.standing, self._worker, exchange)
         self._wait = SlotWait(session.config.busy_wait_s, self._pool, self._settlement, self._worker, exchange)
         self._looked = 0.0
-        #: whether nothing is left here that earlier starts kept for ranks which now have other holders
-        self._swept = False
         #: step -> its save, while that is not over on this rank
         self._under_way: dict[int, Ticket] = {}
 
@@ -81,7 +77,7 @@ class Pipeline:
         """
         try:
             seat, planned = self._session.seat, self._saver.plan(state)
-            arena = self._prepare(seat, planned.nbytes)
+            arena = self._slots.prepare(seat, planned.nbytes)
             ticket.index = self._wait.take(ticket)
         finally:
             # Whatever becomes of this save, the ranks decide on the next one anew.
@@ -180,37 +176,9 @@ class Pipeline:
         """End the background thread; False if it is still busy, then the slots stay mapped under it."""
         flushed = self.flush(timeout_s)
         stopped = self._worker.stop(timeout_s if flushed else 0.0) and flushed
-        if stopped and self._arena is not None:
-            self._arena.close()
-            self._arena = None
-            self.standing.began = False
+        if stopped:
+            self._slots.close()
         return stopped
-
-    def _prepare(self, seat: Path, nbytes: int) -> Arena:
-        """The arena with enough slots of that size; allocated at the first save, and anew when the state grows."""
-        count = slots_needed(self._session.config.keep_versions)
-        if self._arena is None:
-            arena = Arena(seat)
-            try:
-                arena.adopt()
-                self._free_orphans(max(self.standing.found, default=None))
-                arena.reserve(count, nbytes)
-            except BaseException:
-                arena.close()
-                raise
-            self._pool.adopt([slot.record for slot in arena.slots], self.standing.found)
-            self._arena = arena
-            self.standing.began = True
-        elif any(slot.capacity < nbytes for slot in self._arena.slots):
-            # Growing may move a slot, and the background must not be reading it then.
-            if not self._worker.drain(self._session.config.busy_wait_s):
-                raise DeadlineExceededError(
-                    "the state has grown while the last save is still under way",
-                    setting="MLFLASHPOINT_BUSY_WAIT_S",
-                    remedy=RARER,
-                )
-            self._arena.reserve(count, nbytes)
-        return self._arena
 
     def _finish(self, ticket: Ticket) -> None:
         """Commit what was staged, and announce it; in the background."""
@@ -246,13 +214,14 @@ class Pipeline:
             fields |= {"step": ticket.step, "bytes": record.data_bytes}
             log_record(logging.DEBUG, "commit", {**fields, "commit_ms": round((time.perf_counter() - began) * 1e3, 3)})
             self._settlement.commit(ticket, self._replicate(ticket, staged.slot, record) if sends else None)
-            self._sweep()
+            self._slots.sweep()
         except Exception as error:
             named = as_flashpoint(error, rank=ranks.rank, step=ticket.step)
             self._counters.failure("a save failed in the background", named)
             if not committed:
                 ticket.error = named
-                self._discard(ticket)
+                self._counters.add("saves_failed")
+                self._slots.give_up(ticket.index)
                 self._settlement.fail(ticket, named)
         finally:
             self._counters.add("bytes_outstanding", -staged.nbytes)
@@ -298,27 +267,3 @@ class Pipeline:
         if self._exchange is not None:
             self._exchange.report()
         return pause
-
-    def _discard(self, ticket: Ticket) -> None:
-        """Make sure that the slot of a save that failed half-way holds nothing, then let it be used again."""
-        self._counters.add("saves_failed")
-        try:
-            if self._arena is not None:
-                self._arena.slots[ticket.index].invalidate()
-        except (FlashpointError, OSError) as error:
-            # The next save into the slot tries this again before it writes.
-            log.warning("a failed save could not be taken back: %s", error)
-        self._pool.freed(ticket.index)
-
-    def _sweep(self) -> None:
-        """Once, when a version of this start is complete: nobody needs any more what earlier starts left elsewhere."""
-        if not self._swept and self.standing.superseded:
-            self._swept = True
-            self._free_orphans(None)
-            if self._exchange is not None:
-                self._exchange.free_strays()
-
-    def _free_orphans(self, newest: VersionKey | None) -> None:
-        joined = self._session.joined_already
-        if joined is not None and joined.me.leader:
-            free_orphans(self._session.container.group_dir(self._session.group), newest)

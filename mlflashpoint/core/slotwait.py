@@ -5,6 +5,7 @@ from __future__ import annotations
 from mlflashpoint.core.exchange import Exchange
 from mlflashpoint.core.pool import SlotPool
 from mlflashpoint.core.settlement import Settlement
+from mlflashpoint.core.slots import RARER
 from mlflashpoint.core.ticket import Ticket
 from mlflashpoint.core.worker import Worker
 from mlflashpoint.errors import SlotBusyError
@@ -14,7 +15,6 @@ ANSWER_S = 2.0
 #: a wait this long is not halved: when the slots are free again, the ranks need a moment to tell each other
 _SHORTEST_S = 0.25
 
-RARER = "save more rarely, or set MLFLASHPOINT_KEEP_VERSIONS=3 for one more slot"
 _REACHABLE = f"if its holders can be reached (the log says so if not), {RARER}"
 
 

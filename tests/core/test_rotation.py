@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlflashpoint.core import pipeline as pipeline_module
+from mlflashpoint.core import slots as slots_module
 from mlflashpoint.core.channel import Channel
 from mlflashpoint.core.counters import Counters
 from mlflashpoint.core.incarnation import Incarnation, Lineage
@@ -325,7 +326,7 @@ def simulated(monkeypatch):
 
     def make(decisions, **more):
         sim = Simulation(decisions, **more)
-        monkeypatch.setattr(pipeline_module, "Arena", sim.arena)
+        monkeypatch.setattr(slots_module, "Arena", sim.arena)
         monkeypatch.setattr(pipeline_module, "ShardSaver", lambda: sim)
         monkeypatch.setattr(pipeline_module, "Worker", sim.worker)
         monkeypatch.setattr(pipeline_module, "SlotPool", SimPool)
