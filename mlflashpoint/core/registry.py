@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
+
+from mlflashpoint.errors import StoreInUseError
 
 
 class Closable(Protocol):
@@ -46,17 +49,27 @@ class Registry(Generic[T]):
         self._claiming = threading.Lock()
         atexit.register(self.close_all)
 
-    def claim(self, place: Hashable, kin: Hashable, item: T) -> int | None:
-        """Keep ``item`` at ``place`` until it is closed.
+    def claim(self, item: T, base: str, group: str, *, rank: int, local_rank: int) -> int:
+        """Keep ``item`` as this process's only one for the seat in the container ``base``, until it is closed.
 
         Returns:
-            the lowest number from 0 that no other open item of the same ``kin`` has; None if another one that is open
-            has the place.
+            the lowest number from 0 that none of the process's other open ones of that group and rank has.
+
+        Raises:
+            StoreInUseError: another one that is open has the seat. It would wait for that in vain, and say to the other
+                ranks that this one has no memory store.
         """
+        place, kin = (os.getpid(), base, group, local_rank), (os.getpid(), group, rank)
         with self._claiming:
             self._open = {place: claim for place, claim in self._open.items() if not claim.item.closed}
             if place in self._open:
-                return None
+                raise StoreInUseError(
+                    f"this process already has a store for it, group {group!r}",
+                    path=base,
+                    rank=rank,
+                    remedy="use that one, close it before (close_runtimes() closes all), or take another group "
+                    "(group=)",
+                )
             taken = {claim.number for claim in self._open.values() if claim.kin == kin}
             number = next(number for number in range(len(taken) + 1) if number not in taken)
             self._open[place] = _Claim(item, kin, number)

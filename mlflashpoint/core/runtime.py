@@ -16,8 +16,8 @@ from mlflashpoint.core.counters import Counters, Stats
 from mlflashpoint.core.deadline import Deadline
 from mlflashpoint.core.depot import Depot
 from mlflashpoint.core.drain import Drained, drain_rank
+from mlflashpoint.core.ending import end
 from mlflashpoint.core.exchange import Exchange
-from mlflashpoint.core.orphans import free_slots
 from mlflashpoint.core.pipeline import Pipeline
 from mlflashpoint.core.planner import Wish
 from mlflashpoint.core.ranks import Ranks, ranks_from
@@ -27,14 +27,12 @@ from mlflashpoint.core.registry import Registry
 from mlflashpoint.core.results import Loaded, SaveResult
 from mlflashpoint.core.saves import Saves
 from mlflashpoint.core.session import Session
-from mlflashpoint.errors import FlashpointError, StoreClosedError, StoreInUseError
+from mlflashpoint.errors import FlashpointError, StoreClosedError
 from mlflashpoint.settings import StoreConfig
 
 __all__ = ["Loaded", "Recovery", "Runtime", "SaveResult", "close_runtimes", "get_runtime"]
 
 log = logging.getLogger("mlflashpoint.core")
-
-_CLOSE_S = 60.0
 
 
 class Runtime:
@@ -74,7 +72,8 @@ class Runtime:
         self.group = group
         self._pid = os.getpid()
         self._closed = False
-        number = self._claim()
+        base = os.path.realpath(config.base_container)
+        number = _runtimes.claim(self, base, group, rank=rank, local_rank=local_rank)
         try:
             self._session = Session(config, Ranks(rank, world_size, local_rank), group, store, number)
         except BaseException:
@@ -338,40 +337,13 @@ class Runtime:
         self._closed = True
         sigterm.forget(self)
         sigterm.wait()
-        deadline = Deadline(min(_CLOSE_S, self.config.deadline_s))
-        flushed = self._pipeline.flush(deadline.remaining_s) and self._exchange.wait_idle(deadline.remaining_s)
-        if flushed and not discard and self._exchange.linked:
-            self._pipeline.await_verdicts(deadline.remaining_s, lambda: self._exchange.receiving)
-        self._exchange.report()
-        self._exchange.close(max(1.0, deadline.remaining_s))
-        idle = self._pipeline.close(deadline.remaining_s)
-        if not (idle and flushed):
-            log.warning("rank %d: the last save was still under way at the end and may not count", self.rank)
-        self._depot.close()
-        if discard and idle and self.problem is None:
-            freed = free_slots(self._session.seat)
-            log.info("rank %d: training has ended well, %d bytes of memory versions are freed", self.rank, freed)
-        self._session.close()
+        end(self._session, self._pipeline, self._exchange, self._depot, discard=discard)
 
     def _release(self) -> None:
         """Nothing is read here any more; nor on other nodes, once a save of this start is complete on all of them."""
         self._depot.close()
         if self._pipeline.standing.superseded:
             self._exchange.withdraw()
-
-    def _claim(self) -> int:
-        # A second one would wait for the seat in vain, and say to the other ranks that this one has no memory store.
-        base = os.path.realpath(self.config.base_container)
-        place = (self._pid, base, self.group, self.local_rank)
-        number = _runtimes.claim(place, (self._pid, self.group, self.rank), self)
-        if number is None:
-            raise StoreInUseError(
-                f"this process already has a store for it, group {self.group!r}",
-                path=base,
-                rank=self.rank,
-                remedy="use that one, close it before (close_runtimes() closes all), or take another group (group=)",
-            )
-        return number
 
     def _check_usable(self) -> None:
         self._check_process()
