@@ -61,6 +61,10 @@ class Progress:
         return [line for line in self.lines(rank) if "step" in line]
 
 
+def skipped(progress, rank):
+    return [line["step"] for line in progress.steps(rank) if line["skipped"]]
+
+
 def complete_above(step):
     return lambda lines: any(line.get("complete", -1) >= step for line in lines)
 
@@ -116,6 +120,7 @@ def test_a_link_that_is_cut_in_the_middle_of_a_transfer_stops_no_rank_and_replic
     assert {end["sum"] for end in progress.ends()} == {unbroken(90, 2)}
     assert max(line["blocking_s"] for rank in (0, 1) for line in progress.steps(rank)) < 5
     assert all(line["ok"] or line["skipped"] for rank in (0, 1) for line in progress.steps(rank))
+    assert skipped(progress, 0) == skipped(progress, 1)
     assert any("within" in line["last_error"] for rank in (0, 1) for line in progress.steps(rank)), launch.text()
     assert {end["stats"]["last_complete_step"] > max(before, step + 32) for end in progress.ends()} == {True}
 
@@ -151,10 +156,9 @@ def test_transfers_that_outlast_the_save_interval_make_all_ranks_skip_the_same_s
     complete = {line["complete"] for line in steps[0]}
     assert len(complete) >= 3, complete
     # Each rank's replica takes more than two seconds, its saves come every quarter: most of them are skipped.
-    skipped = [{line["step"] for line in lines if line["skipped"]} for lines in steps]
-    assert len(skipped[0]) >= 15
-    assert [end["stats"]["saves_skipped"] for end in ends] == [len(found) for found in skipped]
-    assert skipped[0] == skipped[1]
+    assert skipped(progress, 0) == skipped(progress, 1)
+    assert [end["stats"]["saves_skipped"] for end in ends] == [len(skipped(progress, 0))] * 2
+    assert len(skipped(progress, 0)) >= 15
     assert any(line["lag"] > 0 for line in steps[0])
     assert max(line["blocking_s"] for lines in steps for line in lines) < 5
 
