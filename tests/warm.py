@@ -101,8 +101,16 @@ class Zygote:
         self._log.close()
 
 
+#: where the answers go; not for ranks
+_answers = -1
+
+
 def _serve(recipe: Path) -> dict | None:
     """Answer job after job; returns a job in a rank of it that is to run its script, and None at the end."""
+    global _answers
+    # What a framework logs to standard output while it is imported is no answer.
+    _answers = os.dup(1)
+    os.dup2(2, 1)
     sys.path[0] = str(recipe.parent)
     module = importlib.import_module(recipe.stem)
     for line in sys.stdin:
@@ -110,8 +118,7 @@ def _serve(recipe: Path) -> dict | None:
         answer = _run(module, job)
         if answer is None:
             return job
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+        os.write(_answers, (json.dumps(answer) + "\n").encode())
     return None
 
 
@@ -225,6 +232,7 @@ def _settle(job: dict, rank: int, port: str) -> None:
             MASTER_PORT=port,
             TORCHELASTIC_RUN_ID="zygote",
         )
+    os.close(_answers)
     log = os.open(f"{job['out']}/rank-{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)

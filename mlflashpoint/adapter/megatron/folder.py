@@ -8,22 +8,28 @@ named group's version lies in the group's folder, so that no group sees, or remo
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import torch
+
 from mlflashpoint.adapter.pytorch.shards import Shards
 from mlflashpoint.core.files import replace_file
 from mlflashpoint.core.ids import CheckpointContainerId
-from mlflashpoint.errors import ContainerError, FlashpointError
+from mlflashpoint.errors import ContainerError, FlashpointError, StateTypeError
 
 log = logging.getLogger("mlflashpoint.adapter")
 
 COMMON = "common.pt"
 CONFIG = "metadata.json"
+#: the configuration says that a folder is a checkpoint, so it is written last
 FILES = (COMMON, CONFIG)
+#: characters of torch's reason why it unpickles something not
+_SHOWN = 300
 
 
 def make_folder(version: str) -> Path:
@@ -61,6 +67,7 @@ def restore_files(version: str, shards: Shards, rank: int) -> None:
         rank: rank of the version whose shard is nearest.
 
     Raises:
+        StateTypeError: the common state can't be unpickled here.
         FlashpointError: they can't be read or written.
     """
     found: dict[str, bytes] = {}
@@ -71,8 +78,28 @@ def restore_files(version: str, shards: Shards, rank: int) -> None:
             if content is not None:
                 found[name] = content
                 break
+    if COMMON in found:
+        _require_loadable(found[COMMON], version, rank)
     if found:
         write_files(version, found)
+
+
+def _require_loadable(common: bytes, version: str, rank: int) -> None:
+    """Unpickle the common state as Megatron-Core will, which then would tell no other rank that it can't be."""
+    try:
+        torch.load(io.BytesIO(common), map_location="cpu")
+    except Exception as error:
+        raise StateTypeError(
+            f"the common state can't be unpickled here: {type(error).__name__}: {_in_short(error)}",
+            rank=rank,
+            path=version,
+            remedy="import what defines its types, and allow them (torch.serialization.add_safe_globals)",
+        ) from error
+
+
+def _in_short(error: Exception) -> str:
+    """The reason alone: torch puts a page of advice around it."""
+    return " ".join(str(error).split("WeightsUnpickler error:")[-1].split())[:_SHOWN]
 
 
 def remove_folders(group_folder: Path, keep: Iterable[int]) -> None:

@@ -15,11 +15,11 @@ from megatron.core.dist_checkpointing.strategies import torch as mcore_torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from mlflashpoint.adapter.megatron import folder
+from mlflashpoint.adapter.megatron.readiness import all_ready, deadline_of
 from mlflashpoint.adapter.megatron.topology import current_topology
 from mlflashpoint.adapter.pytorch.memory_storage_reader import MemoryStorageReader
 from mlflashpoint.core.checkpoint_loader import DefaultMLFlashpointCheckpointLoader
-from mlflashpoint.core.ids import CheckpointContainerId
-from mlflashpoint.errors import DeadlineExceededError, FlashpointError, PeerError, TopologyMismatchError
+from mlflashpoint.errors import DeadlineExceededError, FlashpointError, TopologyMismatchError
 
 __all__ = ["MLFlashpointMegatronLoadStrategy"]
 
@@ -38,8 +38,9 @@ class MLFlashpointMegatronLoadStrategy(mcore_torch.TorchDistLoadShardedStrategy)
     Any tensor and pipeline parallel size and any number of ranks can load a version, as far as Megatron-Core's own
     format allows it.
 
-    Raises (from ``load``, on all ranks): TopologyMismatchError if the version was saved with another layout and can't
-    be put together for this one; else what Megatron-Core raises, NoVersionError, ShardCorruptError, PeerError.
+    Raises (from ``load``, on all ranks if one has reason to): TopologyMismatchError if the version was saved with
+    another layout and can't be put together for this one; NoVersionError, ShardCorruptError, ShardFormatError;
+    StepError if the ranks load different versions. What Megatron-Core itself raises is PeerError on the other ranks.
     """
 
     def __init__(
@@ -49,26 +50,52 @@ class MLFlashpointMegatronLoadStrategy(mcore_torch.TorchDistLoadShardedStrategy)
         self.checkpoint_loader = (
             checkpoint_loader if checkpoint_loader is not None else DefaultMLFlashpointCheckpointLoader()
         )
-        self.checkpoint_loader.when_found(self._restore_files)
+        self.checkpoint_loader.when_found(self.make_ready)
 
     def load(self, sharded_state_dict: Any, checkpoint_dir: Any, *args: Any, **kwargs: Any) -> Any:
-        reader = self._reader(checkpoint_dir)
+        deadline_s = deadline_of(self.checkpoint_loader.stores, checkpoint_dir)
         problem: BaseException | None = None
         result = None
-        with _read_by(reader):
-            try:
+        try:
+            with self._reader(checkpoint_dir) as reader:
+                # Not all that Megatron-Core asks of it comes to the other ranks' knowledge.
+                reader.version_metadata()
+        except Exception as error:
+            problem = error
+        all_ready("look", problem, version=checkpoint_dir, deadline_s=deadline_s)
+        reader = self._reader(checkpoint_dir)
+        try:
+            with _read_by(reader):
                 result = super().load(sharded_state_dict, Path(checkpoint_dir), *args, **kwargs)
-            except (Exception, CheckpointException) as error:
-                problem = self._explained(error, reader)
-            finally:
-                reader.close()
-        found = self.checkpoint_loader.found(str(checkpoint_dir))
+        except (Exception, CheckpointException) as error:
+            problem = self._explained(error, reader)
+        finally:
+            reader.close()
         # Later releases of Megatron-Core load on each rank without hearing of the others.
-        if found is not None and not found[0].agree("megatron/loaded", problem is None) and problem is None:
-            problem = PeerError("another rank could not load the version", rank=found[0].rank, path=checkpoint_dir)
-        if problem is not None:
-            raise problem
+        all_ready("load", problem, deadline_s=deadline_s)
         return result
+
+    def make_ready(self, version: str) -> None:
+        """Put the version's folder on this node, and see that it can be loaded from; collective.
+
+        What ``get_latest_complete_checkpoint`` of the strategy's loader finds is made ready already. Call it before
+        ``dist_checkpointing.load`` of any other version: that looks into the folder before it asks a strategy, and
+        does not tell the other ranks what it finds.
+
+        Raises, on all ranks if one has reason to:
+            NoVersionError, ShardCorruptError, ContainerError, CheckpointIdError: its folder can't be made.
+            StateTypeError: its common state can't be unpickled.
+            StepError: the ranks name different versions.
+        """
+        problem: Exception | None = None
+        try:
+            with self._reader(version) as reader:
+                reader.version_metadata()
+                folder.restore_files(version, reader.shards(), reader.nearest_rank())
+        except Exception as error:
+            problem = error
+        deadline_s = deadline_of(self.checkpoint_loader.stores, version)
+        all_ready("folder-back", problem, version=version, deadline_s=deadline_s)
 
     def load_tensors_metadata(self, checkpoint_dir: Any, metadata: Any = None) -> Any:
         if metadata is None:
@@ -88,13 +115,13 @@ class MLFlashpointMegatronLoadStrategy(mcore_torch.TorchDistLoadShardedStrategy)
     def _reader(self, checkpoint_dir: Any) -> MemoryStorageReader:
         return MemoryStorageReader(path=str(checkpoint_dir), checkpoint_loader=self.checkpoint_loader)
 
-    def _restore_files(self, version: CheckpointContainerId) -> None:
-        with self._reader(version) as reader:
-            shards = reader.shards()
-            folder.restore_files(version, shards, reader.nearest_rank())
-
     def _explained(self, error: BaseException, reader: MemoryStorageReader) -> BaseException:
-        """``error``, or that the layouts differ if that is what lies behind it."""
+        """``error``; or our own one that DCP has raised it for; or that the layouts differ, if that lies behind it."""
+        if isinstance(error, CheckpointException):
+            for failure, _ in error.failures.values():
+                if isinstance(failure, FlashpointError):
+                    failure.__cause__ = error
+                    return failure
         with contextlib.suppress(FlashpointError), reader:
             saved, present = reader.shards().topology, current_topology()
             if saved and present and saved != present and _is_a_mismatch(error):

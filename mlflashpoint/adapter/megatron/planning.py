@@ -1,7 +1,8 @@
 """Megatron-Core's save planning on top of the memory store, with its plan kept while the structure holds.
 
 Megatron-Core reuses a plan, once it came out equal twice, without looking at the state again. Here each rank compares
-its state with the plan at every save, and the ranks agree; if any of them finds a difference all plan anew.
+its state with the plan at every save, the first ones too, and the ranks agree; if any of them has no such plan, or
+finds a difference, all plan anew.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from torch.distributed.checkpoint.planner_helpers import _create_write_items
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.checkpoint.utils import _DistWrapper
 
+from mlflashpoint.adapter.megatron.readiness import all_ready
+from mlflashpoint.adapter.pytorch.finish import Save
 from mlflashpoint.adapter.pytorch.memory_storage_writer import MemoryStorageWriter
-from mlflashpoint.core.runtime import Runtime
 
 _COORDINATOR = 0
 
@@ -36,9 +38,11 @@ class PlannedWrite:
         self._error: Exception | None = None
         self._metadata: Metadata | None = None
         self._dist: _DistWrapper | None = None
+        self._save: Save | None = None
 
     def set_up_storage_writer(self, is_coordinator: bool) -> None:
         self._writer.set_up_storage_writer(is_coordinator)
+        self._save = self._writer.hold(self)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
@@ -62,13 +66,25 @@ class PlannedWrite:
     def planned(self, metadata: Metadata | None, wrapper: _DistWrapper) -> None:
         self._metadata, self._dist = metadata, wrapper
 
-    def finish(self) -> None:
+    def stage(self, state: Mapping[str, Any], plan: SavePlan, wrapper: _DistWrapper) -> None:
+        """As Megatron-Core does with a plan that it has kept: no rank talks to another, so that none may raise."""
+        try:
+            planner = _planner()
+            planner.set_up_planner(state, is_coordinator=wrapper.is_coordinator)  # type: ignore[arg-type]
+            self.set_up_storage_writer(wrapper.is_coordinator)
+            self.prepare_write_data(planner.finish_plan(plan), planner)
+        except Exception as error:
+            self._error = error
+
+    def finish(self, deadline_s: float) -> None:
         """Exchange what became of the save; collective.
 
         Raises:
+            DeadlineExceededError: some rank does not come to finish it; on all ranks.
             CheckpointException: on all ranks, with the error of each rank that failed.
         """
         assert self._dist is not None
+        all_ready("finish", deadline_s=deadline_s)
 
         def mine() -> list[WriteResult]:
             if self._error is not None:
@@ -77,7 +93,7 @@ class PlannedWrite:
 
         def make_final(results: list[list[WriteResult]]) -> None:
             assert self._metadata is not None
-            self._writer.finish(self._metadata, results)
+            self._writer.finish(self._metadata, results, save=self._save)
 
         self._dist.all_reduce("write", mine, make_final)
 
@@ -91,33 +107,40 @@ class SavePlanning:
 
     def __init__(self, *, keep_plan: bool) -> None:
         self.keep_plan = keep_plan
+        #: of the last save that was planned
         self._central: SavePlan | None = None
         self._local: SavePlan | None = None
         self._metadata: Metadata | None = None
-        self._validated = False
+        self._came_out_twice = False
 
-    def plan(self, state: Mapping[str, Any], writer: MemoryStorageWriter, runtime: Runtime) -> PlannedWrite:
+    def fits(self, state: Mapping[str, Any]) -> bool:
+        """Whether this rank could save ``state`` by the plan that it has; raises nothing."""
+        try:
+            return self._came_out_twice and _fits(self._local, state)
+        except Exception:
+            # Planning tells what is wrong with it, on all ranks.
+            return False
+
+    def plan(self, state: Mapping[str, Any], writer: MemoryStorageWriter, *, again: bool) -> PlannedWrite:
         """Plan the save of ``state`` and stage this rank's part; collective.
 
         Args:
             state: flattened, in DCP's terms, from ``mcore_to_pyt_state_dict``.
             writer: reset to the version.
-            runtime: the writer's store.
+            again: whether the plan of the last save fits on every rank; the same on all of them.
         """
         write = PlannedWrite(writer)
-        if self._validated and not runtime.agree("megatron/structure", _fits(self._local, state)):
-            self._central = self._local = self._metadata = None
-            self._validated = False
-        cached = (self._central, self._local if self._validated else None, self._validated) if self.keep_plan else None
-        (_, metadata, wrapper), central, local, same, _ = save_state_dict_async_plan(
-            state, write, None, _COORDINATOR, planner=_planner(), cached_ckpt_structure=cached
+        if again and self._central is not None:
+            wrapper = _DistWrapper(None, True, _COORDINATOR)
+            write.stage(state, self._central, wrapper)
+            write.planned(self._metadata, wrapper)
+            return write
+        (_, metadata, wrapper), central, local, _, _ = save_state_dict_async_plan(
+            state, write, None, _COORDINATOR, planner=_planner()
         )
         if self.keep_plan:
-            self._central, self._local = central, local
-            self._validated = self._validated or same
-            if metadata is None:
-                metadata = self._metadata
-            self._metadata = metadata
+            self._came_out_twice = central == self._central
+            self._central, self._local, self._metadata = central, local, metadata
         write.planned(metadata, wrapper)
         return write
 

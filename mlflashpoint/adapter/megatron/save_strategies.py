@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import inspect
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from megatron.core.dist_checkpointing.strategies.torch import (
 )
 
 from mlflashpoint.adapter.megatron import folder
-from mlflashpoint.adapter.megatron.planning import PlannedWrite, SavePlanning
-from mlflashpoint.adapter.megatron.readiness import all_ready
+from mlflashpoint.adapter.megatron.planning import SavePlanning
+from mlflashpoint.adapter.megatron.readiness import all_ready, deadline_of
 from mlflashpoint.adapter.megatron.topology import current_topology
 from mlflashpoint.adapter.pytorch.memory_storage_writer import MemoryStorageWriter
 from mlflashpoint.core.container import read_container
@@ -50,7 +51,8 @@ class MLFlashpointMegatronAsyncSaveStrategy(TorchDistSaveShardedStrategy):  # ty
         keep_only_main_replica: leave it to Megatron-Core which rank saves what is replicated.
 
     Raises (from ``save`` and from the request's finalizing, on all ranks): CheckpointException with the error of each
-    rank that failed: StoreFullError, StateTypeError, SlotBusyError, ContainerError.
+    rank that could not write: StoreFullError, SlotBusyError. ContainerError, if a node's folder of the version can't be
+    written. DeadlineExceededError, if a rank does not come to finalize.
     """
 
     def __init__(
@@ -65,14 +67,30 @@ class MLFlashpointMegatronAsyncSaveStrategy(TorchDistSaveShardedStrategy):  # ty
         self.storage_writer = storage_writer
         self.use_cached_ckpt_structure = use_cached_ckpt_structure
         self._planning = SavePlanning(keep_plan=use_cached_ckpt_structure)
+        self._common: bytes | None = None
+
+    @contextlib.contextmanager
+    def with_common(self, content: bytes) -> Iterator[None]:
+        """Inside, a save stores this common state with every rank; Megatron-Core's wrappers pass nothing on."""
+        self._common = content
+        try:
+            yield
+        finally:
+            self._common = None
+
+    def deadline_s(self, version: object) -> float:
+        """The deadline of the store that ``version`` lies in."""
+        return deadline_of(self.storage_writer.stores, version)
 
     def async_save(self, sharded_state_dict: Any, checkpoint_dir: Any, async_strategy: str = "mcore") -> Any:
         """Stage the state; returns Megatron-Core's (or NVRx's) request, whose finalizing makes the version final.
 
-        Raises:
-            CheckpointIdError: ``checkpoint_dir`` is no version's container; on all ranks.
-            ContainerError: this rank has no memory store. On the other ranks PeerError with its text.
-            StateTypeError: an object can't be serialised; likewise.
+        Raises, on all ranks if one of them has reason to:
+            CheckpointIdError: ``checkpoint_dir`` is no version's container.
+            ContainerError: a rank has no memory store.
+            StateTypeError: an object, or the common state, can't be serialised.
+            StepError: the ranks save different steps.
+            DeadlineExceededError: a rank does not come.
         """
         finalize = self._begin(sharded_state_dict, checkpoint_dir)
         # A request without a function would never be seen to end by a persistent async process.
@@ -83,30 +101,32 @@ class MLFlashpointMegatronAsyncSaveStrategy(TorchDistSaveShardedStrategy):  # ty
         self._begin(sharded_state_dict, checkpoint_dir)()
 
     def _begin(self, sharded_state_dict: Any, checkpoint_dir: Any) -> Callable[[], None]:
-        writer = self.storage_writer
-        writer.reset(checkpoint_dir)
-        runtime = writer.runtime()
-        writer.topology = current_topology()
-        problem: Exception | None = runtime.problem
+        writer, deadline_s = self.storage_writer, self.deadline_s(checkpoint_dir)
+        problem: Exception | None = None
         state: dict[str, Any] = {}
-        side_files: dict[str, bytes] = {}
-        if problem is None:
-            try:
-                common = _take_common(sharded_state_dict)
-                side_files = self._side_files(Path(checkpoint_dir), common)
-                state = self._translated(sharded_state_dict)
-            except Exception as error:
-                problem = error
-        all_ready(runtime, "save", problem)
-        writer.side_files = side_files
+        files: dict[str, bytes] = {}
         try:
-            write = self._planning.plan(state, writer, runtime)
+            writer.reset(checkpoint_dir)
+            problem = writer.runtime().problem
+            if problem is None:
+                writer.topology = current_topology()
+                files = self._files(Path(checkpoint_dir), _take_common(sharded_state_dict))
+                state = self._translated(sharded_state_dict)
+        except Exception as error:
+            problem = error
+        fits = problem is None and self._planning.fits(state)
+        again = all_ready("save", problem, vote=fits, version=checkpoint_dir, deadline_s=deadline_s)
+        of_the_owner = writer.side_files
+        writer.side_files = {**of_the_owner, **files}
+        try:
+            write = self._planning.plan(state, writer, again=again)
         finally:
-            writer.side_files = {}
-        version = str(checkpoint_dir)
+            writer.side_files = of_the_owner
+        runtime, version = writer.runtime(), str(checkpoint_dir)
 
         def finalize() -> None:
-            self._finalize(write, runtime, version, side_files)
+            write.finish(deadline_s)
+            all_ready("folder", _written(runtime, version, files), deadline_s=deadline_s)
 
         return finalize
 
@@ -119,33 +139,37 @@ class MLFlashpointMegatronAsyncSaveStrategy(TorchDistSaveShardedStrategy):  # ty
             raise _explained(error, grouped) from error
         return translated
 
-    def _side_files(self, directory: Path, common: bytes | None) -> dict[str, bytes]:
-        """What every rank's shard carries beside its data.
+    def _files(self, directory: Path, common: bytes | None) -> dict[str, bytes]:
+        """What of the version's folder this rank's shard carries.
 
         The common state comes among the sharded ones, or from ``save_local_aware_megatron_checkpoint``, or
         Megatron-Core has written it on rank 0 before it called the strategy.
         """
-        files = dict(self.storage_writer.side_files)
-        if common is not None:
-            files[folder.COMMON] = common
-        elif folder.COMMON not in files and torch.distributed.get_rank() == 0:
-            written = directory / folder.COMMON
-            if written.is_file():
-                files[folder.COMMON] = written.read_bytes()
-        files.setdefault(folder.CONFIG, _config(self.backend, self.version))
-        return files
+        common = self._common if common is None else common
+        if common is None and torch.distributed.get_rank() == 0:
+            with contextlib.suppress(FileNotFoundError):
+                common = (directory / folder.COMMON).read_bytes()
+        config = _config(self.backend, self.version)
+        return {folder.CONFIG: config} if common is None else {folder.COMMON: common, folder.CONFIG: config}
 
-    def _finalize(self, write: PlannedWrite, runtime: Runtime, version: str, files: dict[str, bytes]) -> None:
-        write.finish()
-        if runtime.local_rank == 0:
+
+def _written(runtime: Runtime, version: str, files: Mapping[str, bytes]) -> Exception | None:
+    """Write the version's folder on this node; what went wrong."""
+    if runtime.local_rank == 0:
+        try:
             folder.remove_folders(*_kept(runtime, version))
-            # The configuration says that the folder is a checkpoint, so it is the last.
-            ordered = sorted(files, key=lambda name: name == folder.CONFIG)
-            folder.write_files(version, {name: files[name] for name in ordered})
+            # The configuration, which is the last, says that the folder is a checkpoint.
+            folder.write_files(version, files)
+        except Exception as error:
+            return error
+    return None
 
 
 def _take_common(sharded_state_dict: dict[str, Any]) -> bytes | None:
-    """Take the common state out of the sharded ones, where Megatron-Core has put it there; every rank has it."""
+    """Take the common state out of the sharded ones, where Megatron-Core has put it there; every rank has it.
+
+    Raises StateTypeError.
+    """
     found = sharded_state_dict.get(_COMMON_KEY)
     if not isinstance(found, ShardedObject) or found.key != _COMMON_KEY:
         return None
@@ -159,11 +183,10 @@ def _explained(error: Exception, grouped: Mapping[str, list[Any]]) -> Exception:
         for part in parts:
             if isinstance(part, ShardedObject):
                 try:
-                    serialised(part.data)
+                    _pickled(part.data)
                 except Exception as reason:
-                    kind = f"{type(part.data).__module__}.{type(part.data).__qualname__}"
                     return StateTypeError(
-                        f"{key!r}, a {kind}, can't be serialised: {type(reason).__name__}: {reason}",
+                        f"{key!r}, a {_kind(part.data)}, can't be serialised: {type(reason).__name__}: {reason}",
                         rank=torch.distributed.get_rank(),
                         remedy="leave it out, or register how to pickle its type (copyreg.pickle)",
                     )
@@ -171,10 +194,32 @@ def _explained(error: Exception, grouped: Mapping[str, list[Any]]) -> Exception:
 
 
 def serialised(common_state: Any) -> bytes:
-    """What Megatron-Core writes into ``common.pt``; raises what ``torch.save`` does."""
+    """What Megatron-Core writes into ``common.pt``; raises StateTypeError, which names the entry that can't be."""
+    try:
+        return _pickled(common_state)
+    except Exception as error:
+        name, value, reason = "", common_state, error
+        for key, entry in common_state.items() if isinstance(common_state, dict) else ():
+            try:
+                _pickled(entry)
+            except Exception as of_the_entry:
+                name, value, reason = f": {key!r}", entry, of_the_entry
+                break
+        raise StateTypeError(
+            f"the common state can't be serialised{name}, a {_kind(value)}: {type(reason).__name__}: {reason}",
+            rank=torch.distributed.get_rank(),
+            remedy="leave it out, or register how to pickle its type (copyreg.pickle)",
+        ) from error
+
+
+def _pickled(value: Any) -> bytes:
     buffer = io.BytesIO()
-    torch.save(common_state, buffer)
+    torch.save(value, buffer)
     return buffer.getvalue()
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def _config(backend: str, version: int) -> bytes:

@@ -6,11 +6,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from megatron.core.dist_checkpointing import utils as mcore_utils
 from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
 
-from mlflashpoint.adapter.megatron import folder
+from mlflashpoint.adapter.megatron.readiness import all_ready
 from mlflashpoint.adapter.megatron.save_strategies import MLFlashpointMegatronAsyncSaveStrategy, serialised
 
 __all__ = ["save_local_aware_megatron_checkpoint"]
@@ -44,31 +43,36 @@ def save_local_aware_megatron_checkpoint(
         async_strategy: whose async queue the request is for, ``mcore`` or ``nvrx``.
 
     Returns:
-        the async request, or None.
+        the async request, or None. Once it is finalized, or this returns None, every node has the version's folder.
 
     Raises:
         TypeError: the strategy does not save to memory.
-        CheckpointIdError, ContainerError: as ``MLFlashpointMegatronAsyncSaveStrategy.async_save``; on all ranks.
-        CheckpointException: on all ranks, if the save failed on one; of an async save, by the request's finalizing.
+        as ``MLFlashpointMegatronAsyncSaveStrategy``, on all ranks if one has reason to; of an async save what
+            concerns the writing is raised by the request's finalizing.
+        PeerError: Megatron-Core has refused the state on another rank; there it is what Megatron-Core raises.
     """
     base_strategy = getattr(save_strategy, "base_strategy", save_strategy)
     if not isinstance(base_strategy, MLFlashpointMegatronAsyncSaveStrategy):
         raise TypeError(f"{type(base_strategy).__name__} does not save to memory")
-    if content_metadata is not _UNSET:
-        clean = getattr(mcore_utils, "_clean_metadata_for_serialization", lambda metadata: metadata)
-        checkpoint[_CONTENT_METADATA] = None if content_metadata is None else clean(content_metadata)
-    sharded, common = save_preprocess(checkpoint, validate_access_integrity, preprocess_common_before_consistancy_check)
-    base_strategy.storage_writer.side_files = {folder.COMMON: serialised(common)}
-    if not async_save:
-        save_strategy.save(sharded, checkpoint_dir)
-        torch.distributed.barrier()
-        return None
-    takes_strategy = "async_strategy" in inspect.signature(save_strategy.async_save).parameters
-    request = (
-        save_strategy.async_save(sharded, checkpoint_dir, async_strategy)
-        if takes_strategy
-        else save_strategy.async_save(sharded, checkpoint_dir)
-    )
-    # No rank goes on to load before every node has the folder.
-    request.finalize_fns.append(torch.distributed.barrier)
-    return request
+    sharded: dict[str, Any] = {}
+    common = b""
+    problem: Exception | None = None
+    try:
+        if content_metadata is not _UNSET:
+            clean = getattr(mcore_utils, "_clean_metadata_for_serialization", lambda metadata: metadata)
+            checkpoint[_CONTENT_METADATA] = None if content_metadata is None else clean(content_metadata)
+        sharded, state = save_preprocess(
+            checkpoint, validate_access_integrity, preprocess_common_before_consistancy_check
+        )
+        common = serialised(state)
+    except Exception as error:
+        problem = error
+    # Megatron-Core's wrappers exchange what each rank saves before they call the strategy.
+    all_ready("preprocess", problem, deadline_s=base_strategy.deadline_s(checkpoint_dir))
+    with base_strategy.with_common(common):
+        if not async_save:
+            save_strategy.save(sharded, checkpoint_dir)
+            return None
+        if "async_strategy" in inspect.signature(save_strategy.async_save).parameters:
+            return save_strategy.async_save(sharded, checkpoint_dir, async_strategy)
+        return save_strategy.async_save(sharded, checkpoint_dir)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from megatron.core import dist_checkpointing
 
 from mlflashpoint.adapter.megatron.load_strategies import MLFlashpointMegatronLoadStrategy
@@ -23,7 +22,7 @@ class MegatronStore(MemoryStore):
     ::
 
         store = MegatronStore.from_env()
-        request = store.save(state_dict, step)            # schedule it, as dist_checkpointing.save's
+        queue.schedule_async_request(store.save(state_dict, step))  # Megatron-Core's AsyncCallsQueue
         newest = store.latest()
         if newest is not None:
             state_dict = store.load(sharded_state_dict, newest)
@@ -42,24 +41,22 @@ class MegatronStore(MemoryStore):
         return self.loader.get_latest_complete_checkpoint(self.base, durable_step=durable_step)
 
     def save(self, checkpoint: dict[str, Any], step: int, *, async_save: bool = True, **options: Any) -> Any:
-        """``save_local_aware_megatron_checkpoint`` of ``step``; ``options`` are its own."""
+        """``save_local_aware_megatron_checkpoint`` of ``step``; ``options`` are its own.
+
+        Returns:
+            Megatron-Core's request, for its ``AsyncCallsQueue``, or to ``execute_sync`` at once; the version counts
+            once it was finalized. None if not ``async_save``.
+        """
         return save_local_aware_megatron_checkpoint(
             checkpoint, self.version(step), options.pop("save_strategy", self.save_strategy), async_save, **options
         )
 
     def load(self, sharded_state_dict: dict[str, Any], version: str, **options: Any) -> Any:
-        """``dist_checkpointing.load`` of ``version``; ``options`` are its own.
+        """``dist_checkpointing.load`` of any ``version``; ``options`` are its own.
 
-        Raises:
-            as ``MLFlashpointMegatronLoadStrategy.load``.
+        Raises, on all ranks if one has reason to:
+            as ``MLFlashpointMegatronLoadStrategy`` and its ``make_ready``.
         """
+        self.load_strategy.make_ready(version)
         options.setdefault("sharded_strategy", self.load_strategy)
         return dist_checkpointing.load(sharded_state_dict, str(version), **options)
-
-
-def finish_request(request: Any) -> None:
-    """Finalize a request at once, for a job that has no async queue; collective."""
-    if request is not None:
-        torch.distributed.barrier()
-        for finalize in request.finalize_fns:
-            finalize()

@@ -7,8 +7,10 @@ in it. So a version is complete exactly if DCP finished it, and any one shard de
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from mlflashpoint.adapter.pytorch.shards import pack
 from mlflashpoint.core.channel import Channel, poll
@@ -109,12 +111,14 @@ class Save:
         attempt: number of saves of that step before it.
         outcome: True once it is final, False once it is known not to be, None meanwhile.
         planning: whether the ranks have no plan yet, so that none of them has begun to write.
+        holder: who may finish it after later saves have begun, as long as that lives.
     """
 
     step: int
     attempt: int = 0
     outcome: bool | None = None
     planning: bool = False
+    holder: weakref.ref[Any] | None = None
     _metadata: bytes | None = None
     _shared: bool = False
     _failure: FlashpointError | None = None
@@ -122,6 +126,11 @@ class Save:
     @property
     def key(self) -> str:
         return f"save/{self.step}-{self.attempt}"
+
+    @property
+    def held(self) -> bool:
+        """Whether somebody may still finish it."""
+        return self.holder is not None and self.holder() is not None
 
     @property
     def finished(self) -> bool:

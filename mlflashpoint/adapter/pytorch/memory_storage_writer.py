@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from mlflashpoint.adapter.pytorch.shards import ATTRIBUTE, pieces_of, side_file_
 from mlflashpoint.adapter.pytorch.stager import ReusedStager
 from mlflashpoint.adapter.pytorch.tables import Sent, Table, Tables
 from mlflashpoint.adapter.pytorch.turns import Turns
-from mlflashpoint.core.checkpoint_saver import DefaultMLFlashpointCheckpointSaver
+from mlflashpoint.core.checkpoint_saver import DefaultMLFlashpointCheckpointSaver, Stores
 from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.core.node_versions import split_version
 from mlflashpoint.core.rotation import slots_needed
@@ -100,7 +101,7 @@ class MemoryStorageWriter(StorageWriter):
         DCP does not say so. Only the coordinator can tell such a save from one whose word is on its way.
         """
         save = self._save
-        if save is None or not self._is_coordinator or save.finished or not self._turns.free:
+        if save is None or not self._is_coordinator or save.finished or save.held or not self._turns.free:
             return
         self._save = None
         if save.planning:
@@ -164,20 +165,31 @@ class MemoryStorageWriter(StorageWriter):
                 planner.release()
         return [WriteResult(MetadataIndex("mlflashpoint"), result.staged_bytes, table)]
 
-    def finish(self, metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> None:
+    def hold(self, holder: object) -> Save:
+        """The save that has begun, for ``finish`` to be told: ``holder`` may finish it after later ones have begun."""
+        save = self._begun()
+        save.holder = weakref.ref(holder)
+        return save
+
+    def finish(self, metadata: Metadata, results: Sequence[Sequence[WriteResult]], *, save: Save | None = None) -> None:
         """On the coordinator, once all ranks have written: from now on the version may become complete.
+
+        Args:
+            metadata: as DCP's planner made it.
+            results: of all ranks.
+            save: from ``hold``; None for the one that began last.
 
         Raises:
             StateTypeError: the planner's own data is not plain.
             PeerError: the ranks that wrote are not those of the store.
         """
         try:
-            self._finish(metadata, results)
+            self._finish(metadata, results, self._begun() if save is None else save)
         finally:
             self._turns.end()
 
-    def _finish(self, metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> None:
-        save, runtime = self._begun(), self._usable()
+    def _finish(self, metadata: Metadata, results: Sequence[Sequence[WriteResult]], save: Save) -> None:
+        runtime = self._usable()
         tables = [result.storage_data for part in results for result in part if isinstance(result.storage_data, Table)]
         if len(tables) not in (1, runtime.world_size):
             raise PeerError(
@@ -245,6 +257,11 @@ class MemoryStorageWriter(StorageWriter):
         self.__init__(checkpoint_saver=state["saver"], side_files=state["side_files"])  # type: ignore[misc]
         self.topology = state["topology"]
         self._travelled = True
+
+    @property
+    def stores(self) -> Stores:
+        """The open stores that it saves to."""
+        return self._saver.stores
 
     def runtime(self) -> Runtime:
         """The store that the checkpoint's id lies in; raises as the saver does, and CheckpointIdError."""

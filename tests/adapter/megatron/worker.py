@@ -17,6 +17,7 @@ def main(what, base, durable):
     faulthandler.dump_traceback_later(120, exit=True)
 
     import inspect
+    import multiprocessing
     import warnings
 
     import cpu
@@ -29,12 +30,14 @@ def main(what, base, durable):
     from megatron.core import dist_checkpointing, parallel_state
     from megatron.core.dist_checkpointing.serialization import load_sharded_metadata
     from megatron.core.dist_checkpointing.strategies import common as common_strategies
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
     from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
     from megatron.core.dist_checkpointing.strategies.fully_parallel import (
         FullyParallelLoadStrategyWrapper,
         FullyParallelSaveStrategyWrapper,
     )
     from model import bits, build, differing, restore, sharded, train
+    from torch import multiprocessing as torch_mp
     from torch.distributed.checkpoint.api import CheckpointException
 
     from mlflashpoint.adapter.megatron import MegatronStore
@@ -50,6 +53,8 @@ def main(what, base, durable):
 
     torch.set_num_threads(1)
     cpu.use_adam()
+    # Megatron-Core's own saves to disk would start an interpreter for this, and import all anew.
+    filesystem_async._results_queue = multiprocessing.get_context("fork").Manager().Queue()
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     results = {}
@@ -94,9 +99,14 @@ def main(what, base, durable):
             global_barrier_func=lambda: torch.distributed.barrier(),
             ckpt_obj_manager=checkpoint_object_manager,
             replication_manager=replication_manager,
+            initial_buffer_size_bytes=1 << 20,
+            use_optimized_save=True,
         ),
+        mp_manager=torch_mp.Manager(),
     )
-    megatron_save_strategy = MLFlashpointMegatronAsyncSaveStrategy(storage_writer=memory_storage_writer)
+    megatron_save_strategy = MLFlashpointMegatronAsyncSaveStrategy(
+        storage_writer=memory_storage_writer, use_cached_ckpt_structure=True
+    )
     checkpoint_loader = DefaultMLFlashpointCheckpointLoader(
         checkpoint_object_manager=checkpoint_object_manager,
         replication_manager=replication_manager,
@@ -252,11 +262,9 @@ def main(what, base, durable):
             planning = store.save_strategy._planning
             original = planning.plan
 
-            def watched(*args):
-                before = planning._validated
-                write = original(*args)
-                planned.append([before, planning._validated])
-                return write
+            def watched(*args, again):
+                planned.append(again)
+                return original(*args, again=again)
 
             planning.plan = watched
             for step in (1, 2, 3, 4):

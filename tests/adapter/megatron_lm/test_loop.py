@@ -1,4 +1,8 @@
-"""Megatron-LM's own loop, megatron.training.pretrain, on two ranks under torchrun: killed with SIGKILL and resumed."""
+"""Megatron-LM's own loop, megatron.training.pretrain, on two ranks: killed with SIGKILL and resumed.
+
+Under torchrun where how it is started is what is tested; else forked from a process that has imported Megatron-LM,
+under the agent or not: importing is most of a start.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,11 @@ from pathlib import Path
 import pytest
 
 from tests.adapter.megatron_bridge.fleet import ENV, OVERLAYS, RANKS, START_S, environment, missing, torchrun
+from tests.warm import Zygote
 
+TRAIN = Path(__file__).parent / "train.py"
+#: in the environment of every start
+ALWAYS = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 #: the overlay that has megatron-core 0.19.2; its Megatron Bridge is not used here
 OVERLAY = "0.6.2"
 
@@ -37,14 +45,19 @@ RECIPE = shlex.split("""
 """)
 
 
+#: how a job is started: under torchrun, or forked from a warm process that has imported Megatron-LM
+TORCHRUN, WARM = "torchrun", "warm"
+
+
 class Job:
     """One job: its memory, its durable folder, and what its ranks have noted of each start."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, warm: Callable[[bool], Zygote]) -> None:
         self.folder = folder
         self.memory = Path("/dev/shm") / f"mlflashpoint-test-{uuid.uuid4().hex}"
         self.durable = folder / "durable"
         self.log = ""
+        self._warm = warm
 
     def start(
         self,
@@ -53,6 +66,7 @@ class Job:
         agent: str | None = "1",
         every: int = 2,
         recipe: Sequence[str] = RECIPE,
+        by: str = WARM,
     ) -> Start:
         """Run to the end, or until every rank kills itself after a step."""
         record = self.folder / f"record-{uuid.uuid4().hex}."
@@ -63,16 +77,20 @@ class Job:
         added = {f"MLFLASHPOINT_{name}": str(value) for name, value in settings.items()}
         if agent is not None:
             added["MLFLASHPOINT_ENABLED"] = agent
-        launcher = torchrun()
-        command = [*launcher, Path(__file__).parent / "train.py", stop_after, *recipe, *arguments]
+        added["RECORD"] = str(record)
+        argv = [str(argument) for argument in (stop_after, *recipe, *arguments)]
+        ended = self._torchrun(argv, added, agent) if by == TORCHRUN else self._fork(argv, added, agent)
+        assert ended != bool(stop_after), self.log[-6000:]
+        return Start([[json.loads(line) for line in open(f"{record}{rank}")] for rank in range(RANKS)])
+
+    def _torchrun(self, argv: list[str], added: dict[str, str], agent: str | None) -> bool:
+        command = [*torchrun(), str(TRAIN), *argv]
         if agent is not None:
             command[1:1] = ["-m", "mlflashpoint.run"]
         with open(self.folder / "log", "w+") as log:
             process = subprocess.Popen(
-                list(map(str, command)),
-                env=environment(
-                    OVERLAY, {**added, "RECORD": str(record), "CUDA_DEVICE_MAX_CONNECTIONS": "1"}, bootstrap=False
-                ),
+                command,
+                env=environment(OVERLAY, {**added, **ALWAYS}, bootstrap=False),
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -85,8 +103,14 @@ class Job:
                     process.wait()
             log.seek(0)
             self.log = log.read()
-        assert (code != 0) == bool(stop_after), self.log[-6000:]
-        return Start([[json.loads(line) for line in open(f"{record}{rank}")] for rank in range(RANKS)])
+        return code == 0
+
+    def _fork(self, argv: list[str], added: dict[str, str], agent: str | None) -> bool:
+        outcome = self._warm(agent == "1").run(
+            argv, ranks=RANKS, environ=added, deadline_s=START_S, grace_s=START_S, script=TRAIN
+        )
+        self.log = outcome.log
+        return not any(outcome.statuses)
 
 
 class Start:
@@ -119,21 +143,43 @@ def _but_torch(event: dict) -> dict:
     return {**event, "event": "", "rng": {name: value for name, value in event["rng"].items() if name != "torch"}}
 
 
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[bool], Zygote]]:
+    """The warm process with the agent, or the one without it, each started when it is first asked for."""
+    made: dict[bool, Zygote] = {}
+
+    def get(agent: bool) -> Zygote:
+        if agent not in made:
+            # A process with threads can't be forked safely, and pyarrow starts one.
+            variables = {**ALWAYS, "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+            if agent:
+                # The patches are made here, for which the agent asks what job it is.
+                variables |= {"MLFLASHPOINT_ENABLED": "1", "MLFLASHPOINT_JOB_ID": "megatron-lm"}
+            environ = environment(OVERLAY, variables, bootstrap=False)
+            folder, recipe = tmp_path_factory.mktemp("warm"), TRAIN.with_name("imports.py")
+            made[agent] = Zygote(ENV / "bin" / "python", recipe, environ, agent=agent, folder=folder)
+        return made[agent]
+
+    yield get
+    for zygote in made.values():
+        zygote.close()
+
+
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    made = Job(tmp_path)
+def job(tmp_path: Path, warm: Callable[[bool], Zygote]) -> Iterator[Job]:
+    made = Job(tmp_path, warm)
     yield made
     shutil.rmtree(made.memory, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Start]:
+def straight(tmp_path_factory: pytest.TempPathFactory, warm: Callable[[bool], Zygote]) -> Callable[..., Start]:
     """An unbroken run without us, by arguments."""
     made: dict[tuple[object, ...], Start] = {}
 
     def get(*arguments: object) -> Start:
         if arguments not in made:
-            made[arguments] = Job(tmp_path_factory.mktemp("straight")).start(*arguments, agent=None)
+            made[arguments] = Job(tmp_path_factory.mktemp("straight"), warm).start(*arguments, agent=None)
         return made[arguments]
 
     return get
@@ -144,9 +190,9 @@ def folders(job: Job, interval: int = 100) -> tuple[object, ...]:
 
 
 def test_a_killed_job_resumes_from_memory_bit_for_bit(job: Job, straight: Callable[..., Start]) -> None:
-    job.start(*folders(job), stop_after=4)
+    job.start(*folders(job), stop_after=4, by=TORCHRUN)
     assert not (job.durable / "latest_checkpointed_iteration.txt").exists()
-    second = job.start(*folders(job))
+    second = job.start(*folders(job), by=TORCHRUN)
     assert second.began == {4}
     second.goes_on_like(straight())
     assert '"kind": "non_persistent"' in job.log and "save-checkpoint-non-persistent" in job.log
@@ -196,7 +242,7 @@ def test_durable_checkpoints_are_the_same_with_us_and_without(job: Job) -> None:
     # The distributed optimizer's buckets are padded with what happens to lie in memory: no two runs save the same.
     recipe = [argument for argument in RECIPE if argument != "--use-distributed-optimizer"]
     for agent in (None, "0", "1"):
-        start = job.start(*folders(job, 3), agent=agent, recipe=recipe)
+        start = job.start(*folders(job, 3), agent=agent, recipe=recipe, by=TORCHRUN if agent == "0" else WARM)
         steps = [[_but_torch(event) for event in start.of(rank, "step")] for rank in range(RANKS)]
         found.append((steps, _contents(job.durable)))
         shutil.rmtree(job.durable)
