@@ -79,7 +79,7 @@ class Custody:
             problem = self._problem(path)
             if problem:
                 flush = self._places()
-                self._turn(path, problem)
+                self.turn(path, problem)
             elif self._newest() and self._depth(path) is None:
                 # The script has gone to another folder, and comes back for these or does not.
                 flush = self._places()
@@ -185,6 +185,16 @@ class Custody:
                 (saved.path / marker.MARKER).unlink(missing_ok=True)
         return self._places() if self._strayed() else {newest.token: [str(newest.path)]}
 
+    def turn(self, path: Path, problem: str) -> None:
+        """Every save is durable from the one to ``path`` on, because of ``problem``."""
+        log.warning(
+            "%s: every save is durable from now on, with a memory save beside it, because %s; checkpoints in memory "
+            "only suit scripts that save to rising folders and keep the newest; DCP_MODE=augment suits all",
+            path,
+            problem,
+        )
+        self._journal.turn(problem)
+
     def _release(self, path: Path) -> None:
         mark = marker.read(path)
         if mark is not None:
@@ -207,15 +217,6 @@ class Custody:
         if self._durable is None:
             return None
         return depth_of(path, self._durable.path, own=self._durable_is_own)
-
-    def _turn(self, path: Path, problem: str) -> None:
-        log.warning(
-            "%s: every save is durable from now on, with a memory save beside it, because %s; checkpoints in memory "
-            "only suit scripts that save to rising folders and keep the newest; DCP_MODE=augment suits all",
-            path,
-            problem,
-        )
-        self._journal.turn(problem)
 
     def _problem(self, path: Path) -> str:
         """What the script does that checkpoints in memory only can't stand, empty if nothing."""
