@@ -41,6 +41,17 @@ def test_the_long_form_saves_finds_and_loads(said, job):
         assert result["metadata"] == "Metadata" and result["keys"] > 40
 
 
+def test_the_long_form_saves_in_a_checkpoint_process(said, job):
+    for result in said("the_long_form_with_a_process"):
+        assert result["latest"] == f"{job[0]}/long/step-2_ckpt"
+        assert result["differing"] == []
+
+
+def test_a_store_takes_what_the_state_needs_and_not_what_the_guides_buffer_size_says(said):
+    # 1 GiB was asked for.
+    assert max(result["store_bytes"] for result in said("the_long_form_with_a_process")) < 64 << 20
+
+
 def test_what_changes_after_the_save_is_not_in_it(said):
     assert [result["differing"] for result in said("tensors_changed_right_after_the_save")] == [[], []]
 
