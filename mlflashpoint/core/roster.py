@@ -42,12 +42,14 @@ class Joined:
         me: this rank's entry.
         members: on rank 0 the entries of all by rank, elsewhere empty.
         placement: this rank's part in the replication.
+        proposal: name of the roster that all have acknowledged.
     """
 
     start: Incarnation
     me: Member
     members: tuple[Member, ...]
     placement: Placement = _ALONE
+    proposal: str = ""
 
 
 def join(
@@ -91,6 +93,9 @@ def meet(channel: Channel, *, rank: int, world_size: int, deadline_s: float) -> 
     """
     me = Member(rank=rank, seat=0, node="", domain="", seen=0, job_id="")
     joined = join(channel, me, Lineage(), world_size=world_size, deadline_s=deadline_s, late_s=2 * deadline_s)
+    talk = channel.under(f"proposal-{joined.proposal}")
+    if talk.add("met") == world_size:
+        _in_background(lambda: _forget(talk, world_size))
     return joined.start.run
 
 
@@ -121,7 +126,7 @@ def _follow(channel: Channel, me: Member, token: str, world_size: int, deadline:
             return None
         leader = acknowledged[name]
         placement = Placement.from_json(talk.read(f"placement/{me.rank}"))
-        return Joined(_start_from(start), dataclasses.replace(me, leader=leader), (), placement)
+        return Joined(_start_from(start), dataclasses.replace(me, leader=leader), (), placement, name)
 
     joined = poll(look, deadline, world_size=world_size)
     if joined is None:
@@ -139,6 +144,12 @@ def _tell_late_host(channel: Channel, known: Any, deadline: Deadline) -> None:
             channel.post(f"gone/{_hello_from(entry)[0]}", 1)
             return
         time.sleep(_LATE_LOOK_S)
+
+
+def _forget(talk: Channel, world_size: int) -> None:
+    """Delete a proposal that nobody reads any more."""
+    each = [f"{what}/{rank}" for what in ("rank", "ack", "placement") for rank in range(world_size)]
+    talk.delete(*each, "acks", "confirmed", "met")
 
 
 def _in_background(tell: Callable[[], None]) -> None:
@@ -173,8 +184,9 @@ class _Host:
         self._tokens: list[str | None] = [None] * world_size
         self._members: list[Member | None] = [None] * world_size
         self._read_at = 0
-        self._talk = channel
+        self._talk, self._name = channel, ""
         self._proposed = False
+        self._superseded: list[Channel] = []
 
     def gather(self) -> Joined:
         try:
@@ -193,7 +205,9 @@ class _Host:
         placements = place(members, self._replicas)
         self._talk.post_many({f"placement/{rank}": part.to_json() for rank, part in placements.items()})
         self._talk.post("confirmed", Lineage((start,)).to_json())
-        return Joined(start, members[0], members, placements[0])
+        if self._superseded:
+            _in_background(self._forget_superseded)
+        return Joined(start, members[0], members, placements[0], self._name)
 
     def _complete(self) -> bool | None:
         """Whether all have acknowledged the roster; None if that is not known yet."""
@@ -239,7 +253,9 @@ class _Host:
         return news
 
     def _propose(self, called_off: CalledOff | None = None) -> None:
-        name = secrets.token_hex(8)
+        if self._proposed:
+            self._superseded.append(self._talk)
+        name = self._name = secrets.token_hex(8)
         talk = self._talk = self._channel.under(f"proposal-{name}")
         speakers: set[str] = set()
         for rank, member in enumerate(self._members):
@@ -253,6 +269,10 @@ class _Host:
             talk.post("called_off", called_off.to_json())
         self._channel.post("proposal", name)
         self._proposed = True
+
+    def _forget_superseded(self) -> None:
+        for talk in self._superseded:
+            _forget(talk, self._world_size)
 
     def _missing(self) -> str:
         if self._others_have_gone:
