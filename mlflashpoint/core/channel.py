@@ -58,6 +58,11 @@ class Channel:
         return Channel(self._base, self._prefix, clone=False, written=set())
 
     @property
+    def connection(self) -> Store:
+        """What it talks on."""
+        return self._base
+
+    @property
     def store(self) -> Store:
         """The store itself, below this channel's prefix."""
         return PrefixStore(self._prefix, self._base)

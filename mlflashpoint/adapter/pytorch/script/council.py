@@ -102,7 +102,7 @@ def hold(answer: Callable[[], Any] = lambda: None, *, trouble: str = "", seconds
     except FlashpointError as error:
         outcome = Outcome(rank=-1, trouble=f"rank {rank}: {error}")
         if isinstance(error, DeadlineExceededError):
-            drop(store)
+            drop(store, None if _meeting is None else _meeting.channel.connection)
     if outcome.rank == -1:
         _meeting = None
     _late = _late + 1 if outcome.rank == -1 else 0
