@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from mlflashpoint.adapter.pytorch.finish import Bulletin, Save
+from mlflashpoint.adapter.pytorch.finish import Bulletins, Save, locate, tell_failed
 from mlflashpoint.adapter.pytorch.planner import StructureSavePlanner
 from mlflashpoint.adapter.pytorch.resolving import bytes_tensor, resolve_items
 from mlflashpoint.adapter.pytorch.same_step import compared, marked
@@ -25,7 +24,6 @@ from mlflashpoint.adapter.pytorch.turns import Turns
 from mlflashpoint.core.checkpoint_saver import DefaultMLFlashpointCheckpointSaver
 from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.core.node_versions import split_version
-from mlflashpoint.core.rotation import slots_needed
 from mlflashpoint.core.runtime import Runtime, SaveResult
 from mlflashpoint.errors import CheckpointIdError, FlashpointError, PeerError, StepError
 from mlflashpoint.settings import BY_NAME
@@ -79,7 +77,7 @@ class MemoryStorageWriter(StorageWriter):
         self._unsent: FlashpointError | None = None
         self._save: Save | None = None
         self._last: Save | None = None
-        self._bulletins: dict[int, Bulletin] = {}
+        self._bulletins = Bulletins()
         self._tables = Tables()
 
     def reset(self, checkpoint_id: Any = None) -> None:
@@ -112,7 +110,7 @@ class MemoryStorageWriter(StorageWriter):
             "DCP did not finish the save", step=save.step, remedy="look for the error that dcp.save raised"
         )
         with contextlib.suppress(FlashpointError):
-            self._tell(self.runtime(), save, error)
+            tell_failed(self.runtime(), save, error)
         save.abandon(error)
 
     def set_up_storage_writer(
@@ -126,7 +124,7 @@ class MemoryStorageWriter(StorageWriter):
         # Every rank makes the same saves, so all of them give a repeated one the same number.
         self._save = Save(step, last.attempt + 1 if last is not None and last.step == step else 0)
         if self._unsent is not None:
-            _locate(self._unsent, self.runtime(), self._save, self.checkpoint_id)
+            locate(self._unsent, self.runtime(), self._save, self.checkpoint_id)
             raise self._unsent
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -161,8 +159,8 @@ class MemoryStorageWriter(StorageWriter):
                 state[side_file_key(name)] = bytes_tensor(content)
             result = self._store(runtime, save, state, sent)
         except BaseException as error:
-            _locate(error, runtime, save, self.checkpoint_id)
-            self._tell(runtime, save, error)
+            locate(error, runtime, save, self.checkpoint_id)
+            tell_failed(runtime, save, error)
             raise
         finally:
             if isinstance(planner, StructureSavePlanner):
@@ -194,8 +192,8 @@ class MemoryStorageWriter(StorageWriter):
         try:
             encoded = self._tables.encode(metadata, tables, step=save.step, path=self.checkpoint_id)
         except FlashpointError as error:
-            _locate(error, runtime, save, self.checkpoint_id)
-            self._tell(runtime, save, error)
+            locate(error, runtime, save, self.checkpoint_id)
+            tell_failed(runtime, save, error)
             save.abandon(error)
             raise
         save.finish(encoded, shared=len(tables) == runtime.world_size > 1)
@@ -282,17 +280,8 @@ class MemoryStorageWriter(StorageWriter):
             raise StepError("no save has begun", remedy="call set_up_storage_writer first, as DCP does")
         return self._save
 
-    def _bulletin(self, runtime: Runtime) -> Bulletin:
-        found = self._bulletins.get(id(runtime))
-        if found is None:
-            connect = (lambda: runtime.channel("dcp").under("dcp")) if runtime.world_size > 1 else None
-            found = self._bulletins[id(runtime)] = Bulletin(
-                connect, under_way=slots_needed(runtime.config.keep_versions)
-            )
-        return found
-
     def _store(self, runtime: Runtime, save: Save, state: dict[str, Any], sent: Sent) -> SaveResult:
-        bulletin = self._bulletin(runtime)
+        bulletin = self._bulletins.of(runtime)
         world_size, deadline_s = runtime.world_size, runtime.config.deadline_s
 
         def finished() -> dict[str, Any]:
@@ -321,24 +310,3 @@ class MemoryStorageWriter(StorageWriter):
             log.debug("step %d lies in memory already and is not stored again", save.step)
         self._saver.stores.reached(self._place()[0], save.step)
         return result
-
-    def _tell(self, runtime: Runtime, save: Save, error: BaseException) -> None:
-        """Let the other ranks' shards of this step go; in the background, because it may wait for those ranks."""
-
-        def tell() -> None:
-            try:
-                channel = runtime.channel("dcp-failures").under("dcp")
-                channel.decide(save.key, [False, f"rank {runtime.rank}: {error}"[:1000]])
-            except FlashpointError as unreachable:
-                log.warning("the other ranks could not be told of a failed save: %s", unreachable)
-
-        if runtime.world_size > 1:
-            threading.Thread(target=tell, name="mlflashpoint-tell", daemon=True).start()
-
-
-def _locate(error: BaseException, runtime: Runtime, save: Save, version: object) -> None:
-    """Let an error of a state say which save it is of; what it says already holds."""
-    if isinstance(error, FlashpointError):
-        error.rank = runtime.rank if error.rank is None else error.rank
-        error.step = save.step if error.step is None else error.step
-        error.path = str(version) if error.path is None else error.path
