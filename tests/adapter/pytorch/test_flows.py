@@ -11,11 +11,11 @@ pytestmark = pytest.mark.multiprocess
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory):
+def job(warm, tmp_path_factory):
     """``(base container folder, report of each rank)``."""
-    folder = tmp_path_factory.mktemp("flows")
+    folder, worker = tmp_path_factory.mktemp("flows"), Path(__file__).with_name("flows_worker.py")
     with memory_folder() as base:
-        yield base, launch.launch(Path(__file__).parent / "flows_worker.py", 2, [base, folder / "durable"], folder)
+        yield base, launch.fork(warm.zygote(False), worker, 2, [base, folder / "durable"], folder / "ranks")
 
 
 @pytest.fixture
