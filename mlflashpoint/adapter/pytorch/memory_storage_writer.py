@@ -13,13 +13,14 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from mlflashpoint.adapter.pytorch.finish import Bulletins, Save, locate, tell_failed
+from mlflashpoint.adapter.pytorch.finish import Bulletins, Save
 from mlflashpoint.adapter.pytorch.planner import StructureSavePlanner
 from mlflashpoint.adapter.pytorch.resolving import bytes_tensor, resolve_items
 from mlflashpoint.adapter.pytorch.same_step import compared, marked
 from mlflashpoint.adapter.pytorch.shards import ATTRIBUTE, pieces_of, side_file_key
 from mlflashpoint.adapter.pytorch.stager import ReusedStager
 from mlflashpoint.adapter.pytorch.tables import Sent, Table, Tables
+from mlflashpoint.adapter.pytorch.telling import locate, tell_failed
 from mlflashpoint.adapter.pytorch.turns import Turns
 from mlflashpoint.core.checkpoint_saver import DefaultMLFlashpointCheckpointSaver
 from mlflashpoint.core.ids import CheckpointContainerId
