@@ -7,6 +7,7 @@ The ranks are forked, so every one is a process of its own that can be killed, a
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -69,18 +70,24 @@ class Zygote:
         deadline_s: float = 120,
         grace_s: float = 1,
         script: Path | None = None,
+        homes: list[tuple[int, int]] | None = None,
+        master: str = "127.0.0.1",
     ) -> Outcome:
         """Run the recipe, or ``script`` as ``__main__``, once on ``ranks`` ranks.
 
         Kills what is left ``grace_s`` after a rank has failed, and when the deadline is over. A script finds in its
         environment no other settings of ours than those in ``environ``, and ends as the interpreter ends.
+
+        Args:
+            homes: for each rank the node that it lives on, as a process id on it, and its local rank; None for all on
+                this machine. ``master`` is then the address of rank 0's node.
         """
         self._jobs += 1
         out = self.folder / f"job-{self._jobs}-{id(self)}"
         out.mkdir()
         job = {
             "argv": argv, "ranks": ranks, "environ": environ or {}, "out": str(out), "deadline_s": deadline_s,
-            "grace_s": grace_s, "script": script and str(script),
+            "grace_s": grace_s, "script": script and str(script), "homes": homes, "master": master,
         }  # fmt: skip
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write(json.dumps(job) + "\n")
@@ -126,12 +133,15 @@ def _run(module, job: dict) -> dict | None:
     """Fork the ranks and wait for them; None in a rank of a script."""
     # Each job has its own port: a killed rank's may not be free yet.
     port = str(_free_port())
-    store = _fork_store(int(port)) if job["script"] and job["ranks"] > 1 else None
+    homes = job["homes"] or []
+    store = _fork_store(int(port), *homes[:1]) if job["script"] and job["ranks"] > 1 else None
     children = {}
     for rank in range(job["ranks"]):
         pid = os.fork()
         if pid == 0:
             os.setpgid(0, 0)
+            if homes:
+                _move_to(homes[rank][0])
             if job["script"]:
                 _become_script(job, rank, port)
                 return None
@@ -159,7 +169,7 @@ def _run(module, job: dict) -> dict | None:
             time.sleep(0.02)
     if store is not None:
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(store, signal.SIGKILL)
+            os.killpg(store, signal.SIGKILL)
             os.waitpid(store, 0)
     return {"statuses": statuses, "late": late}
 
@@ -170,7 +180,25 @@ def _end_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
-def _fork_store(port: int) -> int:
+def _move_to(node: int) -> None:
+    """Go on as a process of the node: its network, memory, host name and process tree; the caller then only waits."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with contextlib.ExitStack() as opened:
+        spaces = [opened.enter_context(open(f"/proc/{node}/ns/{name}")) for name in ("net", "uts", "pid", "mnt")]
+        for space in spaces:
+            if libc.setns(space.fileno(), 0):
+                raise OSError(ctypes.get_errno(), f"can't enter {space.name}")
+    # Only children are in the node's process tree, and end with it.
+    child = os.fork()
+    if child == 0:
+        return
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def _fork_store(port: int, home: tuple[int, int] | None = None) -> int:
     """A process that holds the job's store as torchrun does, so that it outlives each rank."""
     threads = len(os.listdir("/proc/self/task"))
     assert threads == 1, f"a process with {threads} threads can't be forked safely"
@@ -178,6 +206,8 @@ def _fork_store(port: int) -> int:
     if pid == 0:
         try:
             os.setpgid(0, 0)
+            if home is not None:
+                _move_to(home[0])
             import torch.distributed as dist
 
             held = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
@@ -222,13 +252,15 @@ def _settle(job: dict, rank: int, port: str) -> None:
     """Give this process the environment, the log and the folder of its rank."""
     os.environ.update(job["environ"])
     if job["ranks"] > 1:
+        homes = job["homes"] or [(0, number) for number in range(job["ranks"])]
+        nodes = [node for node, _ in homes]
         os.environ.update(
             RANK=str(rank),
-            LOCAL_RANK=str(rank),
+            LOCAL_RANK=str(homes[rank][1]),
             WORLD_SIZE=str(job["ranks"]),
-            LOCAL_WORLD_SIZE=str(job["ranks"]),
-            GROUP_RANK="0",
-            MASTER_ADDR="127.0.0.1",
+            LOCAL_WORLD_SIZE=str(nodes.count(nodes[rank])),
+            GROUP_RANK=str(list(dict.fromkeys(nodes)).index(nodes[rank])),
+            MASTER_ADDR=job["master"],
             MASTER_PORT=port,
             TORCHELASTIC_RUN_ID="zygote",
         )

@@ -35,13 +35,15 @@ class Channel:
         store: the job's store.
         prefix: what our keys begin with.
         clone: talk on this process's own connection to the store, see ``connection``; else on ``store`` as it is.
+        written: where the keys that are written are noted, for ``forget``.
 
     Every method raises PeerError when the store can't be reached or holds something that is no record of ours.
     """
 
-    def __init__(self, store: Store, prefix: str, *, clone: bool = True) -> None:
+    def __init__(self, store: Store, prefix: str, *, clone: bool = True, written: set[str] | None = None) -> None:
         if clone:
             store = kept(store)
+        self._written = written
         self._base = store
         # Its stub knows neither multi_set nor has_extended_api, which every store of torch 2.4 and later has.
         self._store: Any = PrefixStore(prefix, store)
@@ -49,7 +51,16 @@ class Channel:
 
     def under(self, prefix: str) -> Channel:
         """The same connection, with ``prefix`` added."""
-        return Channel(self._base, f"{self._prefix}/{prefix}", clone=False)
+        return Channel(self._base, f"{self._prefix}/{prefix}", clone=False, written=self._written)
+
+    def noting(self) -> Channel:
+        """The same, which notes what this process writes by it, and by those under it."""
+        return Channel(self._base, self._prefix, clone=False, written=set())
+
+    @property
+    def connection(self) -> Store:
+        """What it talks on."""
+        return self._base
 
     @property
     def store(self) -> Store:
@@ -57,11 +68,13 @@ class Channel:
         return PrefixStore(self._prefix, self._base)
 
     def post(self, key: str, value: Any) -> None:
+        self._note(key)
         with self._explained(key):
             self._store.set(key, _encode(key, value))
 
     def post_many(self, values: Mapping[str, Any]) -> None:
         pairs = [(key, _encode(key, value)) for key, value in values.items()]
+        self._note(*values)
         for start in range(0, len(pairs), _BATCH):
             batch = pairs[start : start + _BATCH]
             with self._explained(batch[0][0]):
@@ -102,11 +115,13 @@ class Channel:
 
     def add(self, key: str, amount: int = 1) -> int:
         """Add to the counter ``key`` (0 at first) and return its new value."""
+        self._note(key)
         with self._explained(key):
             return int(self._store.add(key, amount))
 
     def decide(self, key: str, proposal: Any) -> Any:
         """Settle ``key`` for all ranks: the first proposal to arrive wins, and every caller is told that one."""
+        self._note(key)
         with self._explained(key):
             return _decode(key, self._store.compare_set(key, "", _encode(key, proposal)))
 
@@ -115,6 +130,16 @@ class Channel:
             # Housekeeping only: stores without deletion keep a few bytes more.
             with contextlib.suppress(Exception):
                 self._store.delete_key(key)
+
+    def forget(self) -> None:
+        """Delete what this process has written, as noted; nobody may want it any more."""
+        while self._written:
+            with contextlib.suppress(Exception):
+                self._base.delete_key(self._written.pop())  # type: ignore[attr-defined]
+
+    def _note(self, *keys: str) -> None:
+        if self._written is not None:
+            self._written.update(f"{self._prefix}/{key}" for key in keys)
 
     @contextlib.contextmanager
     def _explained(self, key: str) -> Iterator[None]:

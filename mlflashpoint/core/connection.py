@@ -45,10 +45,16 @@ def apart(store: Store) -> Store:
     return store
 
 
-def drop(store: Store) -> None:
-    """Give up the kept connection, on which a call hangs; the next use makes another one."""
+def drop(store: Store, hangs: Store | None = None) -> None:
+    """Give up the kept connection, on which a call hangs; the next use makes another one.
+
+    Args:
+        store: the job's.
+        hangs: the connection that is meant: one that has taken its place meanwhile stays. None means the present one.
+    """
     with _lock:
-        _kept.pop(store, None)
+        if hangs is None or _kept.get(store) is hangs:
+            _kept.pop(store, None)
 
 
 def _forget_in_child() -> None:

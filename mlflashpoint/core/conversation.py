@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import TypeVar
 
+from mlflashpoint.core.channel import Channel
 from mlflashpoint.core.deadline import Deadline, bounded
 from mlflashpoint.core.depot import Depot
 from mlflashpoint.core.ledger import agree
@@ -22,6 +23,8 @@ T = TypeVar("T")
 
 #: the inner deadlines tell who is missing; the outer one only guards against a call that never comes back
 _SLACK_S = 10.0
+#: recoveries whose plans can still be asked where a shard is
+_KEPT = 3
 
 
 class Conversation:
@@ -37,6 +40,7 @@ class Conversation:
         self._depot = depot
         self._agreements: Counter[str] = Counter()
         self._recoveries = 0
+        self._kept: deque[Channel] = deque()
 
     def agree(self, key: str, ok: bool) -> tuple[bool, str]:
         """Whether every rank says ``ok``, and why not; raises FlashpointError if the ranks can't talk."""
@@ -61,8 +65,12 @@ class Conversation:
         def talk() -> Decision:
             joined = self._session.joined()
             where = f"run-{joined.start.run}/{name}"
-            room = self._session.room(self._session.channel().under(where))
-            decision = recover(room, joined.me, joined.members, self._depot, wish)
+            channel = self._session.channel().under(where).noting()
+            self._kept.append(channel)
+            decision = recover(self._session.room(channel), joined.me, joined.members, self._depot, wish)
+            while len(self._kept) > _KEPT:
+                # Every rank has been in the one before this, so none is in an older one any more.
+                self._kept.popleft().forget()
             self._session.remember(decision.lineage)
             return decision.under(where)
 

@@ -141,7 +141,10 @@ def _talk(store: Store, group: str, mine: list[list[Any]] | str) -> dict[str, An
 
     if rank == 0:
         channel.post("chosen", _choose(poll(all_seen, deadline, world_size=world_size)))
-    return poll(lambda: channel.read("chosen"), deadline, world_size=world_size)
+    chosen: dict[str, Any] | None = poll(lambda: channel.read("chosen"), deadline, world_size=world_size)
+    if chosen is not None and channel.add("read") == world_size:
+        channel.delete(*everyone, "chosen", "read")
+    return chosen
 
 
 def _choose(seen: list[Any] | None) -> dict[str, Any]:

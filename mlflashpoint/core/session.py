@@ -120,9 +120,10 @@ class Session:
     def drop_channel(self) -> None:
         """Give up a connection on which a call hangs; the next use makes a new one."""
         # Not under the lock: whoever makes a connection may be what hangs.
-        self._channel = None
-        with contextlib.suppress(PeerError):
-            drop(self._store())
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            with contextlib.suppress(PeerError):
+                drop(self._store(), channel.connection)
 
     def joined(self) -> Joined:
         """Join the roster unless that has happened; collective at first, and may wait until the deadline.

@@ -292,6 +292,35 @@ def seen_on_node(me, steps, late_s=0.0):
     return None if found is None else found.step
 
 
+def keys_after(me, what, calls):
+    """Keys in the job's store after so many calls, and after as many more."""
+    store = dist.PrefixStore("default_pg", me.store)
+    dist.init_process_group("fake", store=store, rank=me.rank, world_size=me.world)
+    runtime = me.runtime() if what == "find_latest" else None
+    if runtime is not None:
+        runtime.save(state(1, me.rank), step=1)
+        # A call after which there is nothing left to do in the background.
+        runtime.flush()
+        runtime.await_version(1)
+
+    def call():
+        if runtime is not None:
+            assert runtime.find_latest().step == 1
+        else:
+            assert _common("default", [VersionKey(1, "run", 7, 2, "")], None).step == 7
+
+    found = []
+    for number in (1, 2):
+        for _ in range(calls):
+            call()
+        me.meet(f"called-{number}")
+        # What is deleted may be so in the background.
+        time.sleep(0.5)
+        found.append(me.store.num_keys())
+        me.meet(f"counted-{number}")
+    return found[1] - found[0]
+
+
 def two_containers(me, rounds):
     """Two stores of one group, in two containers, which the ranks join at the same time and in different order."""
     wrong = []

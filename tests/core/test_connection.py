@@ -52,6 +52,22 @@ def test_a_connection_that_was_given_up_is_replaced(store):
     assert kept(store) is not own
 
 
+def test_the_connection_to_another_store_stays(store):
+    other = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    own, others = kept(store), kept(other)
+    drop(store)
+    assert kept(other) is others and kept(store) is not own
+
+
+def test_a_connection_that_took_the_place_of_the_one_that_hangs_stays(store):
+    hangs = kept(store)
+    drop(store, hangs)
+    new = kept(store)
+    # A second user of the one that hangs gives it up later.
+    drop(store, hangs)
+    assert kept(store) is new
+
+
 def test_it_goes_with_the_store(store):
     view = dist.PrefixStore("p", store)
     own = weakref.ref(kept(view))

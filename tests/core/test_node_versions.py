@@ -4,8 +4,8 @@ import pytest
 import torch.distributed as dist
 
 from mlflashpoint.core.node_versions import _choose
-from tests.core.bodies import seen_on_node
-from tests.core.ranks import Life
+from tests.core.bodies import keys_after, seen_on_node
+from tests.core.ranks import Life, memory_folder
 
 OLD, NEW = [1, "run", 10, 2, ""], [1, "run", 20, 2, ""]
 
@@ -29,3 +29,11 @@ def test_processes_in_the_store_of_dead_ones_agree_on_what_they_see_themselves(t
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     assert Life(seen_on_node, 2, tmp_path, [10], store=store).results() == {0: 10, 1: 10}
     assert Life(seen_on_node, 2, tmp_path, [20, 10], 0.5, store=store).results() == {0: 20, 1: 20}
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("what", ["newest_on_nodes", "find_latest"])
+def test_calls_that_find_the_newest_version_leave_no_more_keys_in_the_jobs_store_the_more_there_are(what):
+    with memory_folder() as base:
+        # Two keys tell the test itself how far its ranks are.
+        assert Life(keys_after, 2, base / "base", what, 5).results() == {0: 2, 1: 2}

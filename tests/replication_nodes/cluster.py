@@ -15,10 +15,22 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+
+from tests.warm import Outcome, Zygote
 
 ROOT = Path(__file__).resolve().parents[2]
 SUBNETS = ("10.77.0", "10.77.1")
+#: what every rank finds in its environment
+SETTINGS = {
+    "MLFLASHPOINT_JOB_ID": "nodes",
+    "MLFLASHPOINT_BASE_CONTAINER": "/dev/shm/mlf/job",
+    "MLFLASHPOINT_DEADLINE_S": "60",
+    "MLFLASHPOINT_LOG_LEVEL": "DEBUG",
+    "GLOO_SOCKET_IFNAME": "eth0",
+}
+DEADLINE_S = int(os.environ.get("TEST_DEADLINE_S", 120))
 _PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
@@ -154,6 +166,19 @@ class Cluster:
         self.launches.append(launch)
         return launch
 
+    def fork(self, warm: Zygote, script: Path, *arguments: object, places: Sequence[int], **environ: str) -> Outcome:
+        """Run the script to its end from a warm process, rank by rank on the nodes of ``places``."""
+        return warm.run(
+            [str(argument) for argument in arguments],
+            ranks=len(places),
+            environ={**SETTINGS, **environ},
+            deadline_s=DEADLINE_S,
+            grace_s=0.2,
+            script=script,
+            homes=[(self.node(place).pid, places[:rank].count(place)) for rank, place in enumerate(places)],
+            master=f"{SUBNETS[0]}.{places[0] + 1}",
+        )
+
     def close(self) -> None:
         for launch in self.launches:
             launch.kill()
@@ -170,16 +195,7 @@ class Launch:
         kept = {
             key: value for key, value in os.environ.items() if not key.startswith(("MLFLASHPOINT_", "TORCHELASTIC_"))
         }
-        settings = {
-            "MLFLASHPOINT_JOB_ID": "nodes",
-            "MLFLASHPOINT_BASE_CONTAINER": "/dev/shm/mlf/job",
-            "MLFLASHPOINT_DEADLINE_S": "60",
-            "MLFLASHPOINT_LOG_LEVEL": "DEBUG",
-            "GLOO_SOCKET_IFNAME": "eth0",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT),
-            "PYTHONUNBUFFERED": "1",
-        }
+        settings = {**SETTINGS, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         self.processes: list[subprocess.Popen] = []
         self.logs: list[Path] = []
         self._cluster = cluster

@@ -15,6 +15,8 @@ from typing import Any
 from mlflashpoint.adapter.pytorch.shards import pack
 from mlflashpoint.core.channel import Channel, poll
 from mlflashpoint.core.deadline import Deadline
+from mlflashpoint.core.rotation import slots_needed
+from mlflashpoint.core.runtime import Runtime
 from mlflashpoint.core.shard import digest_of
 from mlflashpoint.errors import DeadlineExceededError, FlashpointError, PeerError
 
@@ -100,6 +102,20 @@ class Bulletin:
         self._known[digest] = text
         while len(self._known) > self._kept:
             del self._known[next(iter(self._known))]
+
+
+class Bulletins:
+    """Those of the stores that one writer saves to."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, Bulletin] = {}
+
+    def of(self, runtime: Runtime) -> Bulletin:
+        found = self._found.get(id(runtime))
+        if found is None:
+            connect = (lambda: runtime.channel("dcp").under("dcp")) if runtime.world_size > 1 else None
+            found = self._found[id(runtime)] = Bulletin(connect, under_way=slots_needed(runtime.config.keep_versions))
+        return found
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,18 +14,18 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from mlflashpoint.adapter.pytorch.finish import Bulletin, Save
+from mlflashpoint.adapter.pytorch.finish import Bulletins, Save
 from mlflashpoint.adapter.pytorch.planner import StructureSavePlanner
 from mlflashpoint.adapter.pytorch.resolving import bytes_tensor, resolve_items
 from mlflashpoint.adapter.pytorch.same_step import compared, marked
 from mlflashpoint.adapter.pytorch.shards import ATTRIBUTE, pieces_of, side_file_key
 from mlflashpoint.adapter.pytorch.stager import ReusedStager
 from mlflashpoint.adapter.pytorch.tables import Sent, Table, Tables
+from mlflashpoint.adapter.pytorch.telling import locate, tell_failed
 from mlflashpoint.adapter.pytorch.turns import Turns
 from mlflashpoint.core.checkpoint_saver import DefaultMLFlashpointCheckpointSaver, Stores
 from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.core.node_versions import split_version
-from mlflashpoint.core.rotation import slots_needed
 from mlflashpoint.core.runtime import Runtime, SaveResult
 from mlflashpoint.errors import CheckpointIdError, FlashpointError, PeerError, StepError
 from mlflashpoint.settings import BY_NAME
@@ -76,9 +75,11 @@ class MemoryStorageWriter(StorageWriter):
         self._is_coordinator = True
         #: whether it came from the training process: nobody waits for what it does but those who want the version
         self._travelled = False
+        #: why the state did not come with it as it was
+        self._unsent: FlashpointError | None = None
         self._save: Save | None = None
         self._last: Save | None = None
-        self._bulletins: dict[int, Bulletin] = {}
+        self._bulletins = Bulletins()
         self._tables = Tables()
 
     def reset(self, checkpoint_id: Any = None) -> None:
@@ -111,7 +112,7 @@ class MemoryStorageWriter(StorageWriter):
             "DCP did not finish the save", step=save.step, remedy="look for the error that dcp.save raised"
         )
         with contextlib.suppress(FlashpointError):
-            self._tell(self.runtime(), save, error)
+            tell_failed(self.runtime(), save, error)
         save.abandon(error)
 
     def set_up_storage_writer(
@@ -124,6 +125,9 @@ class MemoryStorageWriter(StorageWriter):
         step, last = self._place()[1], self._last
         # Every rank makes the same saves, so all of them give a repeated one the same number.
         self._save = Save(step, last.attempt + 1 if last is not None and last.step == step else 0)
+        if self._unsent is not None:
+            locate(self._unsent, self.runtime(), self._save, self.checkpoint_id)
+            raise self._unsent
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Names the version to the coordinator."""
@@ -157,8 +161,8 @@ class MemoryStorageWriter(StorageWriter):
                 state[side_file_key(name)] = bytes_tensor(content)
             result = self._store(runtime, save, state, sent)
         except BaseException as error:
-            _locate(error, runtime, save, self.checkpoint_id)
-            self._tell(runtime, save, error)
+            locate(error, runtime, save, self.checkpoint_id)
+            tell_failed(runtime, save, error)
             raise
         finally:
             if isinstance(planner, StructureSavePlanner):
@@ -201,8 +205,8 @@ class MemoryStorageWriter(StorageWriter):
         try:
             encoded = self._tables.encode(metadata, tables, step=save.step, path=self.checkpoint_id)
         except FlashpointError as error:
-            _locate(error, runtime, save, self.checkpoint_id)
-            self._tell(runtime, save, error)
+            locate(error, runtime, save, self.checkpoint_id)
+            tell_failed(runtime, save, error)
             save.abandon(error)
             raise
         save.finish(encoded, shared=len(tables) == runtime.world_size > 1)
@@ -251,11 +255,17 @@ class MemoryStorageWriter(StorageWriter):
     def __getstate__(self) -> dict[str, Any]:
         # It travels to a checkpoint process at each save: the settings do, what was learnt from saves does not.
         self._turns.withdraw()
-        return {"saver": self._saver, "topology": self.topology, "side_files": self.side_files}
+        return {
+            "saver": self._saver,
+            "topology": self.topology,
+            "side_files": self.side_files,
+            "unsent": self._stager.unsendable(),
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(checkpoint_saver=state["saver"], side_files=state["side_files"])  # type: ignore[misc]
         self.topology = state["topology"]
+        self._unsent = state["unsent"]
         self._travelled = True
 
     @property
@@ -288,17 +298,8 @@ class MemoryStorageWriter(StorageWriter):
             raise StepError("no save has begun", remedy="call set_up_storage_writer first, as DCP does")
         return self._save
 
-    def _bulletin(self, runtime: Runtime) -> Bulletin:
-        found = self._bulletins.get(id(runtime))
-        if found is None:
-            connect = (lambda: runtime.channel("dcp").under("dcp")) if runtime.world_size > 1 else None
-            found = self._bulletins[id(runtime)] = Bulletin(
-                connect, under_way=slots_needed(runtime.config.keep_versions)
-            )
-        return found
-
     def _store(self, runtime: Runtime, save: Save, state: dict[str, Any], sent: Sent) -> SaveResult:
-        bulletin = self._bulletin(runtime)
+        bulletin = self._bulletins.of(runtime)
         world_size, deadline_s = runtime.world_size, runtime.config.deadline_s
 
         def finished() -> dict[str, Any]:
@@ -327,24 +328,3 @@ class MemoryStorageWriter(StorageWriter):
             log.debug("step %d lies in memory already and is not stored again", save.step)
         self._saver.stores.reached(self._place()[0], save.step)
         return result
-
-    def _tell(self, runtime: Runtime, save: Save, error: BaseException) -> None:
-        """Let the other ranks' shards of this step go; in the background, because it may wait for those ranks."""
-
-        def tell() -> None:
-            try:
-                channel = runtime.channel("dcp-failures").under("dcp")
-                channel.decide(save.key, [False, f"rank {runtime.rank}: {error}"[:1000]])
-            except FlashpointError as unreachable:
-                log.warning("the other ranks could not be told of a failed save: %s", unreachable)
-
-        if runtime.world_size > 1:
-            threading.Thread(target=tell, name="mlflashpoint-tell", daemon=True).start()
-
-
-def _locate(error: BaseException, runtime: Runtime, save: Save, version: object) -> None:
-    """Let an error of a state say which save it is of; what it says already holds."""
-    if isinstance(error, FlashpointError):
-        error.rank = runtime.rank if error.rank is None else error.rank
-        error.step = save.step if error.step is None else error.step
-        error.path = str(version) if error.path is None else error.path

@@ -15,7 +15,9 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.tensor import DTensor
 
 from mlflashpoint.adapter.pytorch.copies import copy_all
+from mlflashpoint.adapter.pytorch.sending import sendable
 from mlflashpoint.adapter.pytorch.structure import Structure, is_nested, rebuild
+from mlflashpoint.errors import FlashpointError
 
 #: sets of buffers that are kept: one being uploaded while the next save is staged
 _SETS = 2
@@ -35,6 +37,7 @@ class ReusedStager:
 
     def __init__(self) -> None:
         self._sets: list[_Buffers] = []
+        self._last: weakref.ref[_Staged] | None = None
 
     @property
     def should_synchronize_after_execute(self) -> bool:
@@ -43,6 +46,16 @@ class ReusedStager:
     @torch.no_grad()
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """A copy of ``state_dict`` on the host."""
+        staged = self._stage(state_dict)
+        self._last = weakref.ref(staged)
+        return staged
+
+    def unsendable(self) -> FlashpointError | None:
+        """Why something of the state that was staged last can't be sent to a checkpoint process, None if all can."""
+        staged = None if self._last is None else self._last()
+        return None if staged is None else staged.parcel()[1]
+
+    def _stage(self, state_dict: dict[str, Any]) -> _Staged:
         for buffers in self._sets:
             leaves = None if buffers.busy else buffers.structure.match(state_dict)
             if leaves is not None:
@@ -53,7 +66,7 @@ class ReusedStager:
             # it on all, unless the planner leaves it out: then the others are to be those of now.
             return _Buffers(structure, leaves).fill(state_dict, leaves)
         if not structure.is_comparable or any(isinstance(x, torch.Tensor) and _local(x) is None for x in leaves):
-            return BlockingAsyncStager().stage(state_dict)
+            return _Staged(_left_to_dcp(state_dict, leaves))
         self._sets = [buffers for buffers in self._sets if buffers.busy][: _SETS - 1]
         self._sets.append(_Buffers(structure, leaves))
         return self._sets[-1].fill(state_dict, leaves)
@@ -69,7 +82,18 @@ class ReusedStager:
 class _Staged(dict[str, Any]):
     """A staged state; once it is gone nobody reads its buffers any more."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "_parcel")
+
+    def parcel(self) -> tuple[dict[str, Any], FlashpointError | None]:
+        """As ``sendable`` gives it."""
+        try:
+            return self._parcel
+        except AttributeError:
+            self._parcel: tuple[dict[str, Any], FlashpointError | None] = sendable(dict(self))
+            return self._parcel
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (self.parcel()[0],)
 
 
 class _Buffers:
@@ -103,7 +127,7 @@ class _Buffers:
     def busy(self) -> bool:
         return self._user is not None and self._user() is not None
 
-    def fill(self, state: dict[str, Any], leaves: list[Any]) -> dict[str, Any]:
+    def fill(self, state: dict[str, Any], leaves: list[Any]) -> _Staged:
         views = list(self._views.values())
         sources = [_local(leaves[place]) for place in self._views]
         devices = {source.device for source in sources if source is not None and source.device.type != "cpu"}
@@ -120,6 +144,14 @@ class _Buffers:
         result = _Staged(rebuild(state, staged))
         self._user = weakref.ref(result)
         return result
+
+
+def _left_to_dcp(state: dict[str, Any], leaves: list[Any]) -> Any:
+    try:
+        return BlockingAsyncStager().stage(state)
+    except Exception:
+        # As in _snapshot.
+        return rebuild(state, map(_snapshot, leaves))
 
 
 def _local(leaf: torch.Tensor) -> torch.Tensor | None:

@@ -48,6 +48,13 @@ class Structure:
         return leaves
 
 
+def leaves_of(state: Any) -> list[Any]:
+    """The leaves of ``state``, in the order of the walk."""
+    leaves: list[Any] = []
+    _walk(state, [], leaves)
+    return leaves
+
+
 def rebuild(state: Any, leaves: Iterator[Any]) -> Any:
     """The containers of ``state`` anew, with ``leaves`` (in the order of the walk) in place of its own."""
     if isinstance(state, Mapping):

@@ -53,33 +53,42 @@ def main(base, durable):
         return {"failures": {}, "seconds": time.monotonic() - began}
 
     # --- the guide's long form -------------------------------------------------------------------------------------
-    base_container = CheckpointContainerId(f"{base}/guide")
-    checkpoint_object_manager = CheckpointObjectManager()
-    replication_manager = ReplicationManager()
-    replication_manager.initialize(checkpoint_object_manager)
-    manager = torch_mp.Manager() if rank == 0 else None
-    memory_storage_writer = MemoryStorageWriter(
-        checkpoint_saver=DefaultMLFlashpointCheckpointSaver(
-            global_rank_getter=torch.distributed.get_rank,
-            local_rank_getter=torch.distributed.get_node_local_rank,
-            global_barrier_func=lambda: torch.distributed.barrier(),
-            ckpt_obj_manager=checkpoint_object_manager,
+    def long_form(**options):
+        """The guide's objects, with its optional arguments: stores, writer and loader."""
+        checkpoint_object_manager = CheckpointObjectManager()
+        replication_manager = ReplicationManager()
+        replication_manager.initialize(checkpoint_object_manager)
+        memory_storage_writer = MemoryStorageWriter(
+            checkpoint_saver=DefaultMLFlashpointCheckpointSaver(
+                global_rank_getter=torch.distributed.get_rank,
+                local_rank_getter=torch.distributed.get_node_local_rank,
+                global_barrier_func=lambda: torch.distributed.barrier(),
+                ckpt_obj_manager=checkpoint_object_manager,
+                replication_manager=replication_manager,
+                **options,
+            ),
+            mp_manager=torch_mp.Manager(),
+        )
+        checkpoint_loader = DefaultMLFlashpointCheckpointLoader(
+            checkpoint_object_manager=checkpoint_object_manager,
             replication_manager=replication_manager,
-        ),
-        mp_manager=manager,
-    )
-    checkpoint_loader = DefaultMLFlashpointCheckpointLoader(
-        checkpoint_object_manager=checkpoint_object_manager,
-        replication_manager=replication_manager,
-        global_rank_getter=dist.get_rank,
-        local_rank_getter=torch.distributed.get_node_local_rank,
-        broadcast_object_list_func=dist.broadcast_object_list,
-        all_gather_object_func=dist.all_gather_object,
-        world_size_getter=dist.get_world_size,
-    )
+            global_rank_getter=dist.get_rank,
+            local_rank_getter=torch.distributed.get_node_local_rank,
+            broadcast_object_list_func=dist.broadcast_object_list,
+            all_gather_object_func=dist.all_gather_object,
+            world_size_getter=dist.get_world_size,
+        )
+        return checkpoint_object_manager, memory_storage_writer, checkpoint_loader
 
-    def version(step):
+    def version(step, container="guide"):
+        base_container = CheckpointContainerId(f"{base}/{container}")
         return CheckpointContainerId.create_child(base_container, CheckpointContainerId.format_version_container(step))
+
+    base_container = CheckpointContainerId(f"{base}/guide")
+    # Far less than the state needs: what a store takes does not depend on it.
+    checkpoint_object_manager, memory_storage_writer, checkpoint_loader = long_form(
+        initial_buffer_size_bytes=1024, use_optimized_save=False
+    )
 
     def load(step_found):
         into = blank()
@@ -325,6 +334,27 @@ def main(base, durable):
     store.close()
 
     # --- a checkpoint process --------------------------------------------------------------------------------------
+    @scenario
+    def the_long_form_with_a_process():
+        _, writer, loader = long_form(initial_buffer_size_bytes=1 << 30, use_optimized_save=True)
+        for step in (1, 2):
+            state, expected = full_state(step), full_state(step)
+            future = dcp.async_save(
+                state,
+                checkpoint_id=str(version(step, "long")),
+                storage_writer=writer,
+                async_checkpointer_type=dcp.state_dict_saver.AsyncCheckpointerType.PROCESS,
+            )
+            for _, leaf in leaves(state):
+                if isinstance(leaf, torch.Tensor):
+                    (leaf.to_local() if hasattr(leaf, "to_local") else leaf).detach().zero_()
+            future.result()
+        latest = loader.get_latest_complete_checkpoint(f"{base}/long")
+        into = blank()
+        dcp.load(into, checkpoint_id=str(latest), storage_reader=MemoryStorageReader(latest, loader))
+        slots = sum(file.stat().st_blocks * 512 for file in Path(base, "long").rglob("*.data"))
+        return {"latest": latest, "differing": differing(into, expected), "store_bytes": slots}
+
     @scenario
     def async_save_with_a_process():
         process_store = MemoryStore.from_env(base_container=f"{base}/process", job_id="process")

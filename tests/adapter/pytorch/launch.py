@@ -120,6 +120,12 @@ def scenarios(results):
     return scenario
 
 
+def killed():
+    """For a rank: wait for the end of its node."""
+    Path(os.environ["REPORTS"], f"waiting-{os.environ['RANK']}").touch()
+    time.sleep(60)
+
+
 def failing(run):
     """For a rank: what ``run`` fails with, by rank, and how many seconds it takes."""
     from torch.distributed.checkpoint import CheckpointException

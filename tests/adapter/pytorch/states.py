@@ -7,6 +7,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+#: layout that saves, as kind and mesh -> those that load it; each has four ranks
+MESHES = {
+    "fsdp-tp-2-2": [("fsdp-tp", (2, 2)), ("fsdp-tp", (4, 1)), ("fsdp-tp", (1, 4)), ("hsdp", (2, 2))],
+    "fsdp-tp-1-4": [("fsdp-tp", (2, 2)), ("fsdp-tp", (4, 1))],
+    "hsdp-2-2": [("hsdp", (2, 2)), ("hsdp", (4, 1)), ("fsdp", (4,)), ("fsdp-tp", (2, 2))],
+}
+
 
 def fsdp_training(steps, seed=0):
     """An FSDP2 model and its optimizer after some steps; uneven shapes, equal on every world size."""

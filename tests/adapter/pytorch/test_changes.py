@@ -11,11 +11,11 @@ pytestmark = pytest.mark.multiprocess
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory):
+def job(warm, tmp_path_factory):
     """``(base container's folder, report of each rank)``."""
-    folder = tmp_path_factory.mktemp("changes")
+    folder, worker = tmp_path_factory.mktemp("changes"), Path(__file__).with_name("changes_worker.py")
     with memory_folder() as base:
-        yield base, launch.launch(Path(__file__).parent / "changes_worker.py", 2, [base], folder)
+        yield base, launch.fork(warm.zygote(False), worker, 2, [base], folder / "ranks")
 
 
 def test_structures_may_change_in_turn_while_the_background_is_late(said):

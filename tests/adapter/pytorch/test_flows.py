@@ -11,11 +11,11 @@ pytestmark = pytest.mark.multiprocess
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory):
+def job(warm, tmp_path_factory):
     """``(base container folder, report of each rank)``."""
-    folder = tmp_path_factory.mktemp("flows")
+    folder, worker = tmp_path_factory.mktemp("flows"), Path(__file__).with_name("flows_worker.py")
     with memory_folder() as base:
-        yield base, launch.launch(Path(__file__).parent / "flows_worker.py", 2, [base, folder / "durable"], folder)
+        yield base, launch.fork(warm.zygote(False), worker, 2, [base, folder / "durable"], folder / "ranks")
 
 
 @pytest.fixture
@@ -39,6 +39,17 @@ def test_the_long_form_saves_finds_and_loads(said, job):
         assert result["latest"] == f"{job[0]}/guide/step-3_ckpt"
         assert result["differing"] == []
         assert result["metadata"] == "Metadata" and result["keys"] > 40
+
+
+def test_the_long_form_saves_in_a_checkpoint_process(said, job):
+    for result in said("the_long_form_with_a_process"):
+        assert result["latest"] == f"{job[0]}/long/step-2_ckpt"
+        assert result["differing"] == []
+
+
+def test_a_store_takes_what_the_state_needs_and_not_what_the_guides_buffer_size_says(said):
+    # 1 GiB was asked for.
+    assert max(result["store_bytes"] for result in said("the_long_form_with_a_process")) < 64 << 20
 
 
 def test_what_changes_after_the_save_is_not_in_it(said):

@@ -11,11 +11,11 @@ pytestmark = pytest.mark.multiprocess
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory):
+def job(warm, tmp_path_factory):
     """``(base container's folder, report of each rank)``."""
-    folder = tmp_path_factory.mktemp("pending")
+    folder, worker = tmp_path_factory.mktemp("pending"), Path(__file__).with_name("pending_worker.py")
     with memory_folder() as base:
-        yield base, launch.launch(Path(__file__).parent / "pending_worker.py", 2, [base], folder)
+        yield base, launch.fork(warm.zygote(False), worker, 2, [base], folder / "ranks")
 
 
 def holds(step):

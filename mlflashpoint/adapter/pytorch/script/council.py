@@ -102,7 +102,8 @@ def hold(answer: Callable[[], Any] = lambda: None, *, trouble: str = "", seconds
     except FlashpointError as error:
         outcome = Outcome(rank=-1, trouble=f"rank {rank}: {error}")
         if isinstance(error, DeadlineExceededError):
-            drop(store)
+            known = _meeting is not None and _meeting.store() is store
+            drop(store, _meeting.channel.connection if _meeting is not None and known else None)
     if outcome.rank == -1:
         _meeting = None
     _late = _late + 1 if outcome.rank == -1 else 0

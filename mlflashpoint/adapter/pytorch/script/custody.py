@@ -12,30 +12,19 @@ import logging
 import os
 import uuid
 from collections import deque
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mlflashpoint.adapter.pytorch.script import marker, protection
 from mlflashpoint.adapter.pytorch.script.journal import Journal
-from mlflashpoint.adapter.pytorch.script.line import alike, depth_of, entries, goes_up, inner, step_folder
-from mlflashpoint.adapter.pytorch.script.neighbours import Neighbours, around
+from mlflashpoint.adapter.pytorch.script.line import alike, depth_of, goes_up, inner, step_folder
+from mlflashpoint.adapter.pytorch.script.neighbours import Neighbours
+from mlflashpoint.adapter.pytorch.script.saved import Saved
 
 log = logging.getLogger("mlflashpoint.adapter")
 
 #: saves that are looked back at
 _REMEMBERED = 64
-#: parts of a path that a script may have renamed, from its end
-_RENAMED = 3
-
-
-@dataclass
-class Saved:
-    """One save: where it is, its token if it is in memory only, and how deep it lies in its step's folder."""
-
-    path: Path
-    token: str = ""
-    depth: int = 0
 
 
 class Custody:
@@ -79,7 +68,7 @@ class Custody:
             problem = self._problem(path)
             if problem:
                 flush = self._places()
-                self._turn(path, problem)
+                self.turn(path, problem)
             elif self._newest() and self._depth(path) is None:
                 # The script has gone to another folder, and comes back for these or does not.
                 flush = self._places()
@@ -185,6 +174,16 @@ class Custody:
                 (saved.path / marker.MARKER).unlink(missing_ok=True)
         return self._places() if self._strayed() else {newest.token: [str(newest.path)]}
 
+    def turn(self, path: Path, problem: str) -> None:
+        """Every save is durable from the one to ``path`` on, because of ``problem``."""
+        log.warning(
+            "%s: every save is durable from now on, with a memory save beside it, because %s; checkpoints in memory "
+            "only suit scripts that save to rising folders and keep the newest; DCP_MODE=augment suits all",
+            path,
+            problem,
+        )
+        self._journal.turn(problem)
+
     def _release(self, path: Path) -> None:
         mark = marker.read(path)
         if mark is not None:
@@ -208,15 +207,6 @@ class Custody:
             return None
         return depth_of(path, self._durable.path, own=self._durable_is_own)
 
-    def _turn(self, path: Path, problem: str) -> None:
-        log.warning(
-            "%s: every save is durable from now on, with a memory save beside it, because %s; checkpoints in memory "
-            "only suit scripts that save to rising folders and keep the newest; DCP_MODE=augment suits all",
-            path,
-            problem,
-        )
-        self._journal.turn(problem)
-
     def _problem(self, path: Path) -> str:
         """What the script does that checkpoints in memory only can't stand, empty if nothing."""
         before = self._previous
@@ -234,7 +224,7 @@ class Custody:
     def _strayed(self) -> str:
         """What the script has done to the folders since the last save."""
         newest = self._newest()
-        if newest is not None and not _holds(newest.path, newest.token):
+        if newest is not None and not newest.lies_in(newest.path):
             return f"{newest.path} is not as it was saved: the script has renamed, moved, deleted or overwritten it"
         last = self._saved[-1] if self._saved else None
         durable = None if self._pending else self._durable
@@ -281,25 +271,7 @@ class Custody:
         places: dict[str, list[str]] = {}
         for saved in self._saved:
             if saved.token:
-                found = [path for path in _candidates(saved) if _holds(path, saved.token)]
+                found = [path for path in saved.candidates() if saved.lies_in(path)]
                 if found:
                     places[saved.token] = [str(path) for path in found]
         return places
-
-
-def _holds(path: Path, token: str) -> bool:
-    """Whether ``path`` is that checkpoint in memory only, and nobody has written a durable one to it since."""
-    mark = marker.read(path)
-    return mark is not None and mark.token == token and marker.identity(path) is None
-
-
-def _candidates(saved: Saved) -> list[Path]:
-    """Where the folder of a save and its copies may be: there, with another name for one of its last parts, around."""
-    path, step = saved.path, step_folder(saved.path, saved.depth)
-    found = [path]
-    for renamed in [path, *path.parents][:_RENAMED]:
-        within = path.relative_to(renamed)
-        found += [entry / within for entry in entries(renamed.parent) if entry != renamed and not entry.is_symlink()]
-    for folder in around(step):
-        found += [folder / inner(path, saved.depth), folder]
-    return list(dict.fromkeys(found))

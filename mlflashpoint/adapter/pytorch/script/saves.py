@@ -12,6 +12,7 @@ import functools
 import importlib
 import logging
 import os
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -35,6 +36,8 @@ log = logging.getLogger("mlflashpoint.adapter")
 _ENDING = "mlflashpoint.adapter.pytorch.script.ending"
 
 
+#: for a folder that one node has made to be seen on the others
+_SEEN_S = 3.0
 #: what a rank says that has no use for the process group any more
 BROKEN = "the process group of memory saves is broken"
 
@@ -139,6 +142,8 @@ def _to_memory_alone(stream: Stream, asked: Request, state: Mapping[str, Any], t
             log.warning("%s is not kept in memory only: it is saved durably, by all", asked.path)
             stream.warned = True
         return None
+    if not _seen_by_all(stream, asked.path, token):
+        return None
     stand_in(stream)
     return saved
 
@@ -161,6 +166,25 @@ def _show(stream: Stream, path: Path, number: int, token: str) -> bool:
         return False
     log.info("%s is in memory only", path)
     return True
+
+
+def _seen_by_all(stream: Stream, path: Path, token: str) -> bool:
+    """Whether every rank finds the folder that rank 0 has made, as each finds that of a durable save; asked once."""
+    if stream.folders_are_shared or stream.runtime.world_size == 1:
+        return True
+    give_up = time.monotonic() + _SEEN_S
+    while not (seen := _is_marked(path, token)) and time.monotonic() < give_up:
+        time.sleep(0.1)
+    outcome = hold(trouble="" if seen else f"rank {stream.runtime.rank} does not see {path}")
+    stream.folders_are_shared = outcome.ok
+    if not outcome.ok and outcome.rank != -1 and stream.runtime.rank == 0:
+        stream.custody.turn(path, f"it is not to be seen on every node ({outcome.trouble})")
+    return outcome.ok
+
+
+def _is_marked(path: Path, token: str) -> bool:
+    mark = marker.read(path)
+    return mark is not None and mark.token == token
 
 
 def _written(stream: Stream, path: Path, token: str, upload: Any) -> None:

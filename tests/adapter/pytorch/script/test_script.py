@@ -65,12 +65,12 @@ def test_the_newest_torch(job):
     assert resumed_as(unbroken, one.start("--save", "process", "--steps", 6)) == 5
 
 
-@pytest.mark.parametrize("kind", ["fsdp", "ddp"])
-def test_augment_resumes_from_memory_and_leaves_the_durable_saves_as_they_are(job, straight, kind):
+@pytest.mark.parametrize(("kind", "save"), [("fsdp", "sync"), ("ddp", "sync"), ("ddp", "thread"), ("fsdp", "process")])
+def test_augment_resumes_from_memory_and_leaves_the_durable_saves_as_they_are(job, straight, kind, save):
     reports, bytes_without_us = straight(kind)
     one = job(DCP_MODE="augment")
-    one.start("--kind", kind, "--steps", 8, "--die-after", 4, fails=True)
-    resumed = one.start("--kind", kind, "--steps", 8)
+    one.start("--kind", kind, "--save", save, "--steps", 8, "--die-after", 4, fails=True)
+    resumed = one.start("--kind", kind, "--save", save, "--steps", 8)
     assert resumed_as(reports, resumed) == 4
     assert one.log.count("step-4 is loaded from memory") == 1
     assert content(one.checkpoints) == bytes_without_us
@@ -97,7 +97,7 @@ def test_one_process_without_a_process_group(job, straight):
 @pytest.mark.parametrize(("kind", "save"), [("ddp", "thread"), ("fsdp", "process")])
 def test_replace_resumes_from_a_checkpoint_in_memory_only_and_ends_with_a_durable_one(job, straight, kind, save):
     reports, _ = straight(kind)
-    one = job(torchrun=save == "process", DCP_MODE="replace", DCP_DURABLE_EVERY_N_SAVES="3")
+    one = job(DCP_MODE="replace", DCP_DURABLE_EVERY_N_SAVES="3")
     one.start("--kind", kind, "--save", save, "--steps", 8, "--die-after", 5, fails=True)
     saved = {path.name: is_memory_only(path) for path in one.checkpoints.iterdir()}
     assert saved["step-5"] and not saved["step-1"]
