@@ -361,6 +361,7 @@ def describe(trainer, model, watcher, inner) -> dict:
         names, *rows = [line.split(",") for line in metrics.read_text().splitlines()]
         logged = [int(row[names.index("step")]) for row in rows]
     return {
+        "release": importlib.import_module(PACKAGE.partition(".")[0]).__version__,
         "step": trainer.global_step,
         "started_at": watcher.started_at,
         "epoch": trainer.current_epoch,

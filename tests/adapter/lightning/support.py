@@ -20,6 +20,8 @@ OVERLAYS = ROOT / ".envs" / "lightning"
 PYTHON = ROOT / ".venv" / "bin" / "python"
 #: package -> overlay
 PACKAGES = {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch_lightning"}
+#: the overlay of each package's releases in between
+BETWEEN = {package: f"{overlay}-2.5" for package, overlay in PACKAGES.items()}
 #: one save in this many steps
 EVERY = 3
 
@@ -27,12 +29,19 @@ _SAVE = re.compile(r"mlflashpoint save (\{.*?\})$", re.MULTILINE)
 _OBSERVE = re.compile(r"mlflashpoint observe (\{.*?\})$", re.MULTILINE)
 
 
-def environ(package: str, *, agent: bool, also: str = "") -> dict[str, str]:
-    """Environment of a warm process; ``also`` is a second overlay on the path."""
-    overlay = OVERLAYS / PACKAGES[package]
-    if not overlay.is_dir():
-        pytest.skip(f"{overlay} is missing: tools/envs/lightning.sh builds it")
-    paths = [overlay, *([OVERLAYS / also] if also else []), ROOT]
+def need(environment: Path, builder: str) -> None:
+    """Skip the test if its environment was not built; fail it where all are to be there."""
+    if not (environment / ".stamp").is_file():
+        leave = pytest.fail if os.environ.get("REQUIRE_FRAMEWORKS") else pytest.skip
+        leave(f"{environment} is missing: {builder} builds it")
+
+
+def environ(package: str, *, agent: bool, overlay: str = "", also: str = "") -> dict[str, str]:
+    """Environment of a warm process; ``overlay`` is not the package's usual one, ``also`` a second one on the path."""
+    chosen = [overlay or PACKAGES[package], *([also] if also else [])]
+    for name in chosen:
+        need(OVERLAYS / name, "tools/envs/lightning.sh")
+    paths = [*(OVERLAYS / name for name in chosen), ROOT]
     found = {name: value for name, value in os.environ.items() if not name.startswith("MLFLASHPOINT_")}
     found.update(
         PYTHONPATH=":".join(map(str, paths)), OMP_NUM_THREADS="1", RECIPE_PACKAGE=package, PYTHONDONTWRITEBYTECODE="1"

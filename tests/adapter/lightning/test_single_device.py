@@ -47,9 +47,11 @@ def test_a_kill_around_the_end_of_an_epoch_changes_nothing(job, straight, packag
     (expected,) = straight(*argv)
     resumed = kill_at // 4 * 4
     assert exact(again) == exact(expected)
-    # the loggers go on with the step that is next (a validation writes rows of its own)
-    assert again["logged"] == [step for step in expected["logged"] if step >= resumed] or validate
     # 2.6 takes a validation that was due when the state was saved for done, whatever it resumes from; 2.4 repeats it
+    repeats = package == "pytorch_lightning" and validate and resumed % int(validate[1]) == 0
+    # the loggers go on with the step that is next, behind the row of a repeated validation
+    expected_steps = [step for step in expected["logged"] if step >= resumed]
+    assert again["logged"] == ([resumed - 1] if repeats else []) + expected_steps
     first = resumed + (package == "lightning.pytorch")
     assert again["events"] == [f"restored {resumed}", *(e for e in expected["events"] if int(e.split()[1]) >= first)]
 
@@ -205,7 +207,7 @@ def test_checkpoint_io_of_the_recipe_sees_its_own_saves_alone(job, io):
 @pytest.mark.parametrize(("how", "status"), [("RAISE", 1), ("TERM", 1)])
 def test_an_error_or_sigterm_keeps_the_memory_versions(job, straight, how, status):
     broken = job.run(*STEPS, "--kill-at", "20", "--kill", how)
-    assert broken.statuses != [0]
+    assert broken.statuses == [status], broken.log
     assert len(job.versions()) == 2
     again = job.run(*STEPS)
     assert again.results[0]["started_at"] in (18, 21)
