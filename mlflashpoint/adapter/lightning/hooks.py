@@ -16,7 +16,7 @@ from typing import Any
 
 from mlflashpoint.adapter.lightning import recorder
 from mlflashpoint.adapter.lightning.cadence import Cadence
-from mlflashpoint.adapter.lightning.durable import checkpoint_step, is_unfinished, stopped_by_time
+from mlflashpoint.adapter.lightning.durable import checkpoint_step, is_unfinished
 from mlflashpoint.adapter.lightning.kinds import diverted, kind_of
 from mlflashpoint.adapter.lightning.packages import is_fitting
 from mlflashpoint.adapter.lightning.session import FitSession
@@ -55,9 +55,7 @@ def run(call: Any, trainer: Any, args: _Arguments, kwargs: Mapping[str, Any]) ->
     success = False
     try:
         result = call()
-        success = not stopped_by_time(trainer)
-        if not success:
-            _log.info("max_time stopped the training: the memory versions are kept")
+        success = True
         return result
     finally:
         recorder.detach(trainer)

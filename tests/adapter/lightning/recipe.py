@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ L = importlib.import_module(PACKAGE)
 FABRIC = "lightning.fabric" if PACKAGE == "lightning.pytorch" else "lightning_fabric"
 ModelCheckpoint = importlib.import_module(f"{PACKAGE}.callbacks").ModelCheckpoint
 OnExceptionCheckpoint = importlib.import_module(f"{PACKAGE}.callbacks").OnExceptionCheckpoint
+Timer = importlib.import_module(f"{PACKAGE}.callbacks").Timer
 LearningRateFinder = importlib.import_module(f"{PACKAGE}.callbacks").LearningRateFinder
 CSVLogger = importlib.import_module(f"{PACKAGE}.loggers").CSVLogger
 TorchCheckpointIO = importlib.import_module(f"{FABRIC}.plugins.io.torch_io").TorchCheckpointIO
@@ -28,6 +30,8 @@ AsyncCheckpointIO = importlib.import_module(f"{PACKAGE}.plugins.io").AsyncCheckp
 
 WIDTH = 8
 SAMPLES = 64
+#: as a rank
+ALL = -1
 
 
 class Batches:
@@ -147,19 +151,26 @@ class Watcher(L.Callback):
         self.epochs.append(trainer.current_epoch)
 
     def on_train_batch_start(self, trainer, module, batch, index) -> None:
-        if trainer.global_step == self.args.kill_at and trainer.global_rank == self.args.kill_rank:
+        if trainer.global_step == self.args.kill_at and self.args.kill_rank in (trainer.global_rank, ALL):
             if self.args.kill == "KILL":
                 # the version must have been settled, or the scenario would depend on the machine's pace
-                import time
-
                 time.sleep(self.args.settle_s)
                 os.kill(os.getpid(), signal.SIGKILL)
-            if self.args.kill == "TERM":
-                os.kill(os.getpid(), signal.SIGTERM)
+            if self.args.kill in ("TERM", "INT"):
+                os.kill(os.getpid(), {"TERM": signal.SIGTERM, "INT": signal.SIGINT}[self.args.kill])
+            if self.args.kill == "TIME":
+                # the time of a Timer is over
+                for timer in trainer.callbacks:
+                    if isinstance(timer, Timer):
+                        timer._start_time["train"] -= 1e6
             if self.args.kill == "RAISE":
                 raise RuntimeError("the recipe failed")
+            if self.args.kill == "EXIT":
+                raise importlib.import_module(f"{PACKAGE}.utilities.exceptions")._TunerExitException
 
     def on_train_batch_end(self, trainer, module, *rest) -> None:
+        if self.args.stall_at == trainer.global_step and trainer.global_rank == self.args.stall_rank:
+            time.sleep(self.args.stall_s)
         if self.args.direct_at is not None and trainer.global_step == self.args.direct_at:
             trainer.save_checkpoint(f"{self.args.library}/step-{trainer.global_step}_ckpt")
         # counted per optimizer step, however many batches one takes
@@ -227,9 +238,12 @@ def parse(argv: list[str]):
     parser.add_argument("--schedule", choices=("step", "epoch", "plateau"), default="step")
     parser.add_argument("--width", type=int, default=WIDTH)
     parser.add_argument("--kill-at", type=int)
-    parser.add_argument("--kill-rank", type=int, default=0)
-    parser.add_argument("--kill", default="KILL")
+    parser.add_argument("--kill-rank", type=int, default=0, help="-1: every rank")
+    parser.add_argument("--kill", choices=("KILL", "TERM", "INT", "RAISE", "EXIT", "TIME"), default="KILL")
     parser.add_argument("--settle-s", type=float, default=0.5)
+    parser.add_argument("--stall-at", type=int, help="step at whose end a rank stands still")
+    parser.add_argument("--stall-rank", type=int, default=0)
+    parser.add_argument("--stall-s", type=float, default=60)
     parser.add_argument("--foreign-at", type=int)
     parser.add_argument("--foreign-rank", type=int, default=0)
     parser.add_argument("--foreign-hparams", action="store_true")

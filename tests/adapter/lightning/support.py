@@ -60,11 +60,15 @@ class Job:
     base: Path
     every: int = EVERY
 
-    def run(self, *argv: str, ranks: int = 1, deadline_s: float = 120, **settings: object) -> Outcome:
+    def run(
+        self, *argv: str, ranks: int = 1, deadline_s: float = 120, grace_s: float = 1, **settings: object
+    ) -> Outcome:
         """One start; ``settings`` are ours in lower case, None unsets one."""
         chosen = {"save_every_n_steps": self.every, "job_id": "job", "base_container": self.base, **settings}
         environ = {f"MLFLASHPOINT_{name.upper()}": str(value) for name, value in chosen.items() if value is not None}
-        return self.zygote.run(["--dir", str(self.folder), *argv], ranks=ranks, environ=environ, deadline_s=deadline_s)
+        return self.zygote.run(
+            ["--dir", str(self.folder), *argv], ranks=ranks, environ=environ, deadline_s=deadline_s, grace_s=grace_s
+        )
 
     def versions(self, group: str = "lightning") -> list[Path]:
         return sorted(self.base.glob(f"{group}/seat-*/*.commit"))
