@@ -71,6 +71,17 @@ def test_versions_kept_at_a_stop_by_max_time_are_gone_on_from(job, straight):
     assert {line["step"] for line in observed(again.log)} - {16} == {12, 20, 24}
 
 
+def test_a_signal_in_the_last_batch_leaves_nothing_to_train(job, straight):
+    broken = job.run(*STEPS, "--kill-at", "23", "--kill", "TERM", grace_s=GRACE_S)
+    assert broken.statuses == [1] and steps(broken.log)[-1] == 24 and len(job.versions()) == 2, broken.log
+    again = job.run(*STEPS)
+    assert again.statuses == [0] and again.results[0]["started_at"] == -1, again.log
+    # the epoch that has begun counts as trained only if its loop is entered, from a file as well
+    found, expected = exact(again.results[0]), exact(straight(*STEPS)[0])
+    assert found == {**expected, "epoch": expected["epoch"] - 1}
+    assert job.versions() == []
+
+
 @pytest.mark.parametrize("form", ["agent", "library"])
 def test_a_graceful_exit_by_an_exception_of_lightnings_own_keeps_the_versions(job, plain_job, form):
     # what a timer does that wants the next start to go on; Lightning does not let it out of fit

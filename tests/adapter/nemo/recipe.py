@@ -46,6 +46,8 @@ cuda_as_cpu.after_import()
 adam.install()
 
 LENGTH, VOCABULARY, SAMPLES = 16, 128, 512
+#: as a rank
+ALL = -1
 
 
 class Samples(torch.utils.data.Dataset):
@@ -151,9 +153,11 @@ class Watcher(pl.Callback):
         self.started_at = trainer.global_step
 
     def on_train_batch_start(self, trainer, module, batch, index) -> None:
-        if trainer.global_step == self.args.kill_at and trainer.global_rank == self.args.kill_rank:
+        if trainer.global_step == self.args.kill_at and self.args.kill_rank in (trainer.global_rank, ALL):
             time.sleep(self.args.settle_s)
-            os.kill(os.getpid(), signal.SIGKILL)
+            if self.args.kill == "RAISE":
+                raise RuntimeError("the recipe failed")
+            os.kill(os.getpid(), {"KILL": signal.SIGKILL, "TERM": signal.SIGTERM}[self.args.kill])
 
     def on_train_batch_end(self, trainer, module, *rest) -> None:
         self.consumed.append(trainer.datamodule.state_dict()["consumed_samples"])
@@ -173,7 +177,8 @@ def parse(argv: list[str]):
     parser.add_argument("--resume", action="store_true", help="with AutoResume, as NeMo recipes do")
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--kill-at", type=int)
-    parser.add_argument("--kill-rank", type=int, default=0)
+    parser.add_argument("--kill-rank", type=int, default=0, help="-1: every rank")
+    parser.add_argument("--kill", choices=("KILL", "TERM", "RAISE"), default="KILL")
     parser.add_argument("--settle-s", type=float, default=0.5)
     parser.add_argument("--library", help="base container: use the library form")
     parser.add_argument("--every", type=int, default=2)

@@ -41,6 +41,20 @@ def test_a_killed_run_goes_on_from_memory_on_all_ranks_and_ends_as_the_straight_
     assert job.versions() == []
 
 
+@pytest.mark.parametrize(("how", "victim"), [("TERM", "-1"), ("RAISE", "-1"), ("RAISE", "1")])
+def test_what_breaks_a_fit_off_ends_the_job_at_once_and_keeps_the_versions(job, straight, how, victim):
+    argv = ("--steps", "8", "--distributed-optimizer")
+    broken = job.run(*argv, "--kill-at", "5", "--kill", how, "--kill-rank", victim, ranks=2, grace_s=30)
+    assert 0 not in broken.statuses and -9 not in broken.statuses, broken.log
+    assert len(job.versions()) == 4, "two of each rank"
+    again = job.run(*argv, ranks=2)
+    assert again.statuses == [0, 0], again.log
+    # a signal lets the batch in which it comes be trained to its end
+    assert {result["started_at"] for result in again.results} == {6 if how == "TERM" else 4}
+    assert exact(again.results) == exact(straight(*argv, ranks=2))
+    assert job.versions() == []
+
+
 @pytest.mark.parametrize("how", [(), ("--async-save",)], ids=["sync", "async"])
 def test_durable_saves_and_auto_resume_work_as_ever_and_the_newer_of_the_two_wins(job, straight, how):
     argv = ("--steps", "8", "--durable-every", "4", "--resume", "--distributed-optimizer", *how)
