@@ -6,6 +6,7 @@ calls exactly once per run and on every rank with the process group up, chooses 
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -16,9 +17,9 @@ from typing import Any
 
 from mlflashpoint.adapter.lightning import recorder
 from mlflashpoint.adapter.lightning.cadence import Cadence
-from mlflashpoint.adapter.lightning.durable import checkpoint_step, is_unfinished
 from mlflashpoint.adapter.lightning.kinds import diverted, kind_of
-from mlflashpoint.adapter.lightning.packages import is_fitting
+from mlflashpoint.adapter.lightning.named import NamedCheckpoint
+from mlflashpoint.adapter.lightning.packages import is_fitting, pytorch_package
 from mlflashpoint.adapter.lightning.session import FitSession
 from mlflashpoint.adapter.lightning.store import base_of, store_opener
 from mlflashpoint.errors import FlashpointError, UnsupportedStrategyError
@@ -83,26 +84,24 @@ def resume_start(call: Any, connector: Any, args: _Arguments, kwargs: Mapping[st
     session.decided = True
     path, *rest = args or (kwargs.get("checkpoint_path"),)
     others = {name: value for name, value in kwargs.items() if name != "checkpoint_path"}
-    read = None
+
+    def load() -> Any:
+        # as Lightning's own resume_start does
+        migration = importlib.import_module(f"{pytorch_package(trainer).__name__}.utilities.migration")
+        with migration.pl_legacy_patch():
+            return trainer.strategy.load_checkpoint(path, *rest, **others)
+
+    named = NamedCheckpoint(path, load)
     try:
-        found = session.found
-        if found is None:
-            try:
-                step, read = _durable(session, trainer.strategy, path, rest, others)
-            except FlashpointError:
-                raise
-            except Exception as error:  # whatever a format or a file system raises
-                _log.debug("%s can't be read, which Lightning is left to say itself: %s", path, error)
-                return call()
-            found = session.find(trainer, step, f"{path} (unfinished)" if is_unfinished(path) else path)
+        found = session.found or named.newer_in_memory(session, trainer)
     except FlashpointError as error:
         session.abandon(error)
         return call()
     if found is not None:
         with session.serving(trainer, found):
             return call.using(found.path, *rest, **others)
-    if read is not None:
-        with diverted(trainer.strategy, load_checkpoint=lambda *_, **__: read):
+    if named.content is not None:
+        with diverted(trainer.strategy, load_checkpoint=lambda *_, **__: named.content):
             return call()
     return call()
 
@@ -191,16 +190,3 @@ def _begin(trainer: Any) -> FitSession | None:
 
 def _on(setting: str) -> bool:
     return bool(BY_NAME[setting].read(os.environ))
-
-
-def _durable(
-    session: FitSession, strategy: Any, path: object, rest: list[Any], others: Mapping[str, Any]
-) -> tuple[int | None, Mapping[str, Any] | None]:
-    """Step of the recipe's checkpoint and, if only reading it tells the step, what was read. All ranks do the same."""
-    if not path or is_unfinished(path):
-        return None, None
-    step = checkpoint_step(path)
-    if session.runtime.agree("lightning/durable-step", step is not None):
-        return step, None
-    read = strategy.load_checkpoint(path, *rest, **others)
-    return int(read.get("global_step", 0)), read

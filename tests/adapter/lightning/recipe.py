@@ -254,6 +254,7 @@ def parse(argv: list[str]):
     parser.add_argument("--lr-find", action="store_true")
     parser.add_argument("--zero", action="store_true")
     parser.add_argument("--library", help="base container: use the library form")
+    parser.add_argument("--library-durable", help="what the recipe's own AutoResume finds")
     parser.add_argument("--every", type=int, default=2)
     parser.add_argument("--skip-every", type=int)
     parser.add_argument("--direct-at", type=int, help="save to memory by the path alone at that step")
@@ -361,7 +362,8 @@ def main(argv: list[str]) -> None:
         # from 2.6 on Lightning refuses to load what this recipe's callback puts into a file unless told so
         trusting = {"weights_only": False} if "weights_only" in inspect.signature(trainer.fit).parameters else {}
         loader = torch.utils.data.DataLoader(Batches(rank).data, batch_size=4) if args.stateless else Batches(rank)
-        trainer.fit(model, loader, Batches(rank), ckpt_path=args.ckpt_path, **trusting)
+        path = args.ckpt_path and args.ckpt_path.replace("{rank}", str(rank))
+        trainer.fit(model, loader, Batches(rank), ckpt_path=path, **trusting)
         if args.validate_every:
             trainer.validate(model, Batches(rank))
         fits.append(describe(trainer, model, watcher, inner))
@@ -395,6 +397,19 @@ def describe(trainer, model, watcher, inner) -> dict:
     }
 
 
+class Resume:
+    """What a recipe without NeMo may have in the place of its AutoResume: names a checkpoint once one was made."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def get_trainer_ckpt_path(self, model=None):
+        return self.path if Path(self.path).parent.exists() else None
+
+    def setup(self, trainer, model=None) -> None:
+        trainer.ckpt_path = self.get_trainer_ckpt_path()
+
+
 def use_zero(model) -> None:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -411,7 +426,10 @@ def use_library(args, trainer) -> None:
     if args.strategy != "model_parallel":
         # that one does it within fit alone
         trainer.strategy.setup_environment()
-    resume = wrap_trainer_and_auto_resume_with_mlflashpoint(trainer, args.library, async_save=True)
+    own = Resume(args.library_durable) if args.library_durable else None
+    resume = wrap_trainer_and_auto_resume_with_mlflashpoint(
+        trainer, args.library, async_save=True, default_auto_resume=own
+    )
     resume.setup(trainer)
 
 

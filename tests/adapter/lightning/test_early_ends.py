@@ -25,9 +25,7 @@ TIME = ("--max-time", "00:01:00:00", "--kill-at", "10", "--kill", "TIME", "--kil
         ("INT", EVERY_RANK, "library"),
     ],
 )
-def test_what_breaks_a_fit_off_ends_the_job_at_once_and_keeps_the_versions(
-    job, plain_job, straight, how, victim, form
-):
+def test_what_breaks_a_fit_off_ends_the_job_at_once_and_keeps_the_versions(job, plain_job, straight, how, victim, form):
     chosen = {"agent": job, "library": plain_job}[form]
     argv = (*DDP, "--library", str(chosen.base), "--every", "3") if form == "library" else DDP
     broken = chosen.run(*argv, "--kill-at", "20", "--kill", how, "--kill-rank", victim, ranks=2, grace_s=GRACE_S)
