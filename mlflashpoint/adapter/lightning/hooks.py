@@ -11,41 +11,23 @@ import json
 import logging
 import os
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mlflashpoint.adapter.lightning import recorder
+from mlflashpoint.adapter.lightning import fits, recorder
 from mlflashpoint.adapter.lightning.cadence import Cadence
+from mlflashpoint.adapter.lightning.fits import session_of
 from mlflashpoint.adapter.lightning.kinds import diverted, kind_of
 from mlflashpoint.adapter.lightning.named import NamedCheckpoint
 from mlflashpoint.adapter.lightning.packages import is_fitting, pytorch_package
 from mlflashpoint.adapter.lightning.session import FitSession
 from mlflashpoint.adapter.lightning.store import base_of, store_opener
-from mlflashpoint.errors import FlashpointError, UnsupportedStrategyError
+from mlflashpoint.errors import FlashpointError, StoreInUseError, UnsupportedStrategyError
 from mlflashpoint.settings import BY_NAME, StoreConfig
 
 _log = logging.getLogger(__name__)
 
 _Arguments = tuple[Any, ...]
-
-#: the session of each Trainer that is fitting, whoever made it: the agent, or the recipe through the library form
-_sessions: weakref.WeakKeyDictionary[Any, FitSession] = weakref.WeakKeyDictionary()
-_fits = 0
-
-
-def session_of(trainer: Any) -> FitSession | None:
-    """The session of a Trainer, None if nobody made one."""
-    return _sessions.get(trainer)
-
-
-def adopt(trainer: Any, session: FitSession) -> None:
-    """Make ``session`` the Trainer's: the library form does so, and the agent then makes none of its own."""
-    before = _sessions.get(trainer)
-    if before is not None and before is not session:
-        # Its store would be in the way of this one's.
-        before.finish(success=False)
-    _sessions[trainer] = session
 
 
 def run(call: Any, trainer: Any, args: _Arguments, kwargs: Mapping[str, Any]) -> Any:
@@ -60,21 +42,30 @@ def run(call: Any, trainer: Any, args: _Arguments, kwargs: Mapping[str, Any]) ->
         return result
     finally:
         recorder.detach(trainer)
-        _sessions.pop(trainer, None)
+        fits.release(trainer)
         session.finish(success=success)
 
 
 def callbacks_attached(result: Any, connector: Any, args: _Arguments, kwargs: Mapping[str, Any]) -> None:
     """After ``_CallbackConnector._attach_model_callbacks``, which puts ModelCheckpoint last."""
-    session = _sessions.get(connector.trainer)
-    if session is not None and is_fitting(connector.trainer):
-        recorder.attach(connector.trainer, session)
+    trainer = connector.trainer
+    session = session_of(trainer)
+    if not is_fitting(trainer):
+        return
+    if session is not None:
+        recorder.attach(trainer, session)
+    elif interval() is not None and not trainer.fast_dev_run:
+        # The agent lets a fit within a fit through, so ``run`` does not see it.
+        try:
+            fits.refuse_second(trainer)
+        except StoreInUseError as error:
+            _log.error("no memory checkpoints for this fit: %s", error)
 
 
 def resume_start(call: Any, connector: Any, args: _Arguments, kwargs: Mapping[str, Any]) -> Any:
     """Around ``_CheckpointConnector.resume_start(checkpoint_path, ...)``: the newer of memory and durable wins."""
     trainer = connector.trainer
-    session = _sessions.get(trainer)
+    session = session_of(trainer)
     if session is None or session.closed or not is_fitting(trainer):
         return call()
     if session.decided and session.found is None:
@@ -139,9 +130,9 @@ def save_checkpoint(call: Any, trainer: Any, args: _Arguments, kwargs: Mapping[s
     step = trainer.global_step
     line = {"blocking_ms": round(elapsed_ms, 3), "kind": kind, "rank": trainer.global_rank, "step": step}
     _log.info("mlflashpoint observe %s", json.dumps(line, sort_keys=True))
-    session = _sessions.get(trainer)
-    if session is not None and kind == "durable" and not given.get("weights_only"):
-        session.saved_durably(step)
+    session = session_of(trainer)
+    if session is not None and kind == "durable":
+        session.saved_durably(trainer, weights_only=bool(given.get("weights_only")))
     return result
 
 
@@ -153,10 +144,9 @@ def interval() -> int | None:
 
 def _begin(trainer: Any) -> FitSession | None:
     """The session of the fit that starts now; None if there is none to make, with the reason in the log."""
-    global _fits
-    if not is_fitting(trainer) or trainer in _sessions:
+    if not is_fitting(trainer) or session_of(trainer) is not None:
         return None
-    _fits += 1
+    group = fits.next_group()
     if trainer.fast_dev_run:
         return None
     every = interval()
@@ -165,26 +155,30 @@ def _begin(trainer: Any) -> FitSession | None:
         return None
     try:
         kind = kind_of(trainer)
+        fits.refuse_second(trainer)
     except UnsupportedStrategyError as error:
         _log.error("no memory checkpoints for this fit: %s", error)
+        return None
+    except StoreInUseError:
+        # told by ``callbacks_attached``
         return None
     if any(name.__module__.startswith("nemo.") for name in type(trainer.strategy).__mro__) and not _on("nemo_enabled"):
         _log.info("MLFLASHPOINT_NEMO_ENABLED=0: nothing is saved to memory")
         return None
     config = StoreConfig.from_env()
-    # Which fit of the process this is: the same command makes the same fits in the same order after a restart.
-    group = "lightning" if _fits == 1 else f"lightning-{_fits}"
     session = FitSession(
         kind,
         Cadence(every),
         store_opener(trainer, config, group),
         base=base_of(config),
+        group=group,
         skip_durable=_on("skip_durable_steps"),
         keep_on_success=_on("keep_on_success"),
         strict=config.strict,
         of_agent=True,
     )
-    _sessions[trainer] = session
+    session.side_files = kind.side_files(trainer, session.base, group)
+    fits.adopt(trainer, session)
     return session
 
 

@@ -14,6 +14,8 @@ from typing import Any
 from mlflashpoint.adapter.lightning.dump import completed, dump
 from mlflashpoint.adapter.lightning.kinds import diverted
 from mlflashpoint.adapter.nemo import local_state
+from mlflashpoint.adapter.nemo.context import ContextFiles
+from mlflashpoint.adapter.nemo.routing import Routing
 from mlflashpoint.errors import UnsupportedStrategyError
 
 CONTENT_METADATA = "content_metadata"
@@ -71,6 +73,9 @@ class MegatronKind:
         stored = {**state, "common": completed(trainer, state["common"])}
         with diverted(trainer.strategy, _checkpoint_io=Keeper(stored, attributes.get(CONTENT_METADATA))):
             yield
+
+    def side_files(self, trainer: Any, base: str, group: str) -> ContextFiles:
+        return ContextFiles(Routing(base), trainer, group)
 
 
 class Keeper:

@@ -118,19 +118,21 @@ def a_disabled_callback_does_nothing(folder: Path) -> None:
 
 
 def a_trainer_that_never_fits_stops_no_other(folder: Path) -> None:
-    from mlflashpoint.adapter.lightning import hooks
+    from mlflashpoint.adapter.lightning import fits
     from mlflashpoint.adapter.nemo.checkpoint_callback import MLFlashpointCheckpointCallback
     from mlflashpoint.adapter.nemo.wrapper_util import wrap_trainer_and_auto_resume_with_mlflashpoint as wrap
 
     with memory() as base:
+        os.environ["MLFLASHPOINT_KEEP_ON_SUCCESS"] = "1"
         idle = trainer(folder)
         for _ in range(2):
             wrap(idle, base, async_save=True)
-            assert hooks.session_of(idle).runtime.problem is None
+            assert fits.session_of(idle).runtime.problem is None
         other = trainer(folder, callbacks=[MLFlashpointCheckpointCallback(base, 2)])
         wrap(other, base, async_save=True)
         other.fit(recipe.Model(), recipe.Batches(0))
         assert other.global_step == 4
+        assert len(list(base.glob("lightning-2/seat-*/*.commit"))) == 2, "steps 2 and 4"
 
 
 def a_path_of_another_step_or_of_none_is_refused(folder: Path) -> None:
@@ -140,21 +142,24 @@ def a_path_of_another_step_or_of_none_is_refused(folder: Path) -> None:
 
     with memory() as base:
         os.environ["MLFLASHPOINT_KEEP_ON_SUCCESS"] = "1"
-        first = trainer(folder, callbacks=[MLFlashpointCheckpointCallback(base, 2)])
-        wrap(first, base, async_save=False)
-        first.fit(recipe.Model(), recipe.Batches(0))
+        one = trainer(folder, callbacks=[MLFlashpointCheckpointCallback(base, 2)])
+        wrap(one, base, async_save=False)
+        one.fit(recipe.Model(), recipe.Batches(0))
+        one.fit_loop.epoch_loop.max_steps = 6
         for path, kind in ((base / "step-3_ckpt", NoVersionError), (base / "other", CheckpointIdError)):
-            second = trainer(folder, max_steps=6)
-            wrap(second, base, async_save=True)
+            wrap(one, base, async_save=True)
             with refused(kind):
-                second.fit(recipe.Model(), recipe.Batches(0), ckpt_path=path)
+                one.fit(recipe.Model(), recipe.Batches(0), ckpt_path=path)
+        other = trainer(folder, max_steps=6)
+        wrap(other, base, async_save=True)
+        with refused(NoVersionError, "'lightning-2'", "each Trainer of a process has its own versions"):
+            other.fit(recipe.Model(), recipe.Batches(0), ckpt_path=base / "step-4_ckpt")
         # every spelling of the version's path is that version
         link = folder / "link"
         link.symlink_to(base)
-        third = trainer(folder, max_steps=6, callbacks=[MLFlashpointCheckpointCallback(base, 2)])
-        wrap(third, base, async_save=True)
-        third.fit(recipe.Model(), recipe.Batches(0), ckpt_path=f"{link}/step-4_ckpt/")
-        assert third.global_step == 6
+        wrap(one, base, async_save=True)
+        one.fit(recipe.Model(), recipe.Batches(0), ckpt_path=f"{link}/step-4_ckpt/")
+        assert one.global_step == 6
 
 
 def the_same_trainer_fits_twice(folder: Path) -> None:
@@ -170,3 +175,31 @@ def the_same_trainer_fits_twice(folder: Path) -> None:
         one.fit(model, recipe.Batches(0))
         assert one.global_step == 8
         assert not list(base.glob("*/seat-*/*.commit"))
+
+
+def trainers_that_fit_in_threads_at_once_save_once(folder: Path) -> None:
+    """Under the agent: the second thread's fit begins while the first one's is under way."""
+    import threading
+
+    with memory() as base:
+        os.environ.update(MLFLASHPOINT_BASE_CONTAINER=str(base), MLFLASHPOINT_SAVE_EVERY_N_STEPS="2")
+        os.environ["MLFLASHPOINT_KEEP_ON_SUCCESS"] = "1"
+        under_way, over = threading.Event(), threading.Event()
+
+        class Hold(L.Callback):
+            def on_train_batch_end(self, trainer, *rest) -> None:
+                under_way.set()
+                assert over.wait(60)
+
+        first = threading.Thread(
+            target=trainer(folder, callbacks=[Hold()]).fit, args=(recipe.Model(), recipe.Batches(0))
+        )
+        first.start()
+        assert under_way.wait(60)
+        second = trainer(folder)
+        second.fit(recipe.Model(), recipe.Batches(0))
+        over.set()
+        first.join(60)
+        assert second.global_step == 4
+        assert len(list(base.glob("lightning/seat-*/*.commit"))) == 2
+        assert not list(base.glob("lightning-*"))

@@ -169,6 +169,8 @@ class Watcher(L.Callback):
                 raise importlib.import_module(f"{PACKAGE}.utilities.exceptions")._TunerExitException
 
     def on_train_batch_end(self, trainer, module, *rest) -> None:
+        if self.args.inner_fit_at == trainer.global_step:
+            fit_within(self.args)
         if self.args.stall_at == trainer.global_step and trainer.global_rank == self.args.stall_rank:
             time.sleep(self.args.stall_s)
         if self.args.direct_at is not None and trainer.global_step == self.args.direct_at:
@@ -250,6 +252,7 @@ def parse(argv: list[str]):
     parser.add_argument("--io", choices=("default", "custom", "async", "own"), default="default")
     parser.add_argument("--max-time")
     parser.add_argument("--fits", type=int, default=1)
+    parser.add_argument("--inner-fit-at", type=int, help="another Trainer fits within this one")
     parser.add_argument("--fast-dev-run", action="store_true")
     parser.add_argument("--lr-find", action="store_true")
     parser.add_argument("--zero", action="store_true")
@@ -395,6 +398,18 @@ def describe(trainer, model, watcher, inner) -> dict:
         "callbacks": [type(callback).__name__ for callback in trainer.callbacks],
         "ours": sorted(name for name in sys.modules if name.startswith("mlflashpoint")),
     }
+
+
+def fit_within(args) -> None:
+    state = torch.get_rng_state()
+    inner = parse(["--out", args.out, "--dir", f"{args.dir}/inner", "--steps", "6", "--kill-at", "-1"])
+    trainer = trainer_for(inner, Watcher(inner), None, Path(inner.dir))
+    if args.library:
+        inner.library, inner.every = args.library, 2
+        use_library(inner, trainer)
+    trainer.fit(Model(), Batches(0))
+    assert trainer.global_step == 6
+    torch.set_rng_state(state)
 
 
 class Resume:

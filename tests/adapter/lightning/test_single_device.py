@@ -303,15 +303,6 @@ def _content_without_us(package: str, checkpoint: Path, folder: Path) -> str:
     return found.stdout.replace(str(folder), "")
 
 
-def test_two_trainers_of_one_process_never_take_each_others_versions(job, straight):
-    argv = ("--steps", "12", "--fits", "2")
-    assert job.run(*argv, "--kill-at", "8").statuses == [-9]
-    assert job.versions("lightning") == [] and len(job.versions("lightning-2")) == 2
-    again = job.run(*argv)
-    assert [fit["started_at"] for fit in again.results[0]["fits"]] == [0, 6]
-    assert [exact(fit) for fit in again.results[0]["fits"]] == [exact(fit) for fit in straight(*argv)[0]["fits"]]
-
-
 def test_a_tuner_at_the_start_of_a_fit_does_not_undo_the_resume(job):
     argv = ("--steps", "12", "--lr-find")
     assert job.run(*argv, "--kill-at", "8").statuses == [-9]
