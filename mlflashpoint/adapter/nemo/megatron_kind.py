@@ -107,6 +107,6 @@ class Keeper:
     def save_sharded_strategy(self) -> Any:
         """NeMo asks for it to save the state of a model that ModelOpt has converted, outside the checkpoint."""
         raise UnsupportedStrategyError(
-            "a model converted by ModelOpt has state that is saved past the CheckpointIO",
+            "MegatronStrategy saves the state of a model converted by ModelOpt past its CheckpointIO",
             remedy="use the recipe's own checkpoints for it",
         )

@@ -177,6 +177,61 @@ def the_same_trainer_fits_twice(folder: Path) -> None:
         assert not list(base.glob("*/seat-*/*.commit"))
 
 
+def strategies_whose_library_is_missing_here_are_refused_by_name(folder: Path) -> None:
+    """Lightning's own classes, of which no instance can be made without DeepSpeed and XLA."""
+    import importlib
+    import types
+
+    from mlflashpoint.adapter.lightning.kinds import kind_of
+
+    strategies = importlib.import_module(f"{L.__name__}.strategies")
+    for name in ("DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy"):
+        kind = getattr(strategies, name)
+        strategy = kind.__new__(kind)
+        strategy._launcher = None
+        with refused(UnsupportedStrategyError, f"{L.__name__}.strategies", name, "remedy"):
+            kind_of(types.SimpleNamespace(strategy=strategy))
+
+
+def parameters_of_the_guide_that_the_store_decides_itself_change_nothing(folder: Path) -> None:
+    import logging
+
+    from mlflashpoint.adapter.nemo.checkpoint_callback import MLFlashpointCheckpointCallback
+    from mlflashpoint.adapter.nemo.wrapper_util import wrap_trainer_and_auto_resume_with_mlflashpoint as wrap
+
+    os.environ["MLFLASHPOINT_KEEP_ON_SUCCESS"] = "1"
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    logging.getLogger("mlflashpoint").addHandler(handler)
+
+    def fit(**parameters) -> list[tuple[str, int]]:
+        with memory() as base:
+            L.seed_everything(3)
+            one = trainer(folder, callbacks=[MLFlashpointCheckpointCallback(base, 2)])
+            wrap(one, base, async_save=False, **parameters)
+            one.fit(recipe.Model(), recipe.Batches(0))
+            return [(path.name, path.stat().st_size) for path in sorted(base.glob("*/seat-*/slot-*"))]
+
+    usual = fit()
+    assert len(usual) > 4
+    for parameters in (
+        {"write_thread_count": 7},
+        {"initial_write_buffer_size_bytes": 1 << 40},
+        {"use_optimized_save": False},
+        {"use_cached_ckpt_structure": True},
+        {"use_fully_parallel_wrapper": False},
+        {"always_save_context": True},
+    ):
+        told.clear()
+        # a commit record tells which group it is of, and a Trainer's number may have one more digit
+        assert [name for name, _ in fit(**parameters)] == [name for name, _ in usual], parameters
+        no_effect = [line for line in told if "always_save_context has no effect" in line]
+        assert len(no_effect) == ("always_save_context" in parameters)
+    with refused(SettingError, "initial_write_buffer_size_bytes"):
+        wrap(trainer(folder), folder / "job-1", async_save=True, initial_write_buffer_size_bytes=0)
+
+
 def trainers_that_fit_in_threads_at_once_save_once(folder: Path) -> None:
     """Under the agent: the second thread's fit begins while the first one's is under way."""
     import threading

@@ -171,7 +171,7 @@ class Watcher(L.Callback):
     def on_train_batch_end(self, trainer, module, *rest) -> None:
         if self.args.inner_fit_at == trainer.global_step:
             fit_within(self.args)
-        if self.args.stall_at == trainer.global_step and trainer.global_rank == self.args.stall_rank:
+        if self.args.stall_at == trainer.global_step and self.args.stall_rank in (trainer.global_rank, ALL):
             time.sleep(self.args.stall_s)
         if self.args.direct_at is not None and trainer.global_step == self.args.direct_at:
             trainer.save_checkpoint(f"{self.args.library}/step-{trainer.global_step}_ckpt")
@@ -287,10 +287,12 @@ def trainer_for(args, watcher, io, folder: Path):
         os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
         callbacks.append(LearningRateFinder(num_training_steps=5, update_attr=False))
     ranks = int(os.environ.get("RECIPE_DEVICES", os.environ.get("WORLD_SIZE", 1)))
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
     return L.Trainer(
         accelerator="cpu",
         strategy=make_strategy(args.strategy, ranks),
-        devices=ranks,
+        devices=per_node,
+        num_nodes=ranks // per_node,
         max_steps=args.steps,
         fast_dev_run=args.fast_dev_run,
         max_epochs=args.epochs,
@@ -332,6 +334,19 @@ def make_strategy(name: str, ranks: int):
                 super().save_checkpoint(checkpoint, filepath, storage_options)
 
         return StrangeStrategy(device=torch.device("cpu"))
+    if name == "deepspeed":
+        # the package is not there; like the real one, this writes through an engine of its own
+        class DeepSpeedStrategy(strategies.DDPStrategy):
+            def save_checkpoint(self, checkpoint, filepath, storage_options=None):
+                raise NotImplementedError
+
+        return DeepSpeedStrategy()
+    if name == "xla":
+        # the real one overrides no method that decides what a checkpoint holds
+        class SingleDeviceXLAStrategy(strategies.SingleDeviceStrategy):
+            pass
+
+        return SingleDeviceXLAStrategy(device=torch.device("cpu"))
     return name
 
 

@@ -319,10 +319,21 @@ def test_a_trial_run_neither_uses_nor_removes_what_is_in_memory(job):
     assert job.run("--steps", "12").results[0]["started_at"] == 6
 
 
-def test_a_strategy_that_saves_its_own_way_is_refused_by_name_and_trains_on(job, straight):
-    outcome = job.run("--steps", "12", "--strategy", "strange")
-    assert exact(outcome.results[0]) == exact(straight("--steps", "12")[0])
-    assert "StrangeStrategy" in outcome.log and "save_checkpoint" in outcome.log and not saves(outcome.log)
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        ("strange", ("StrangeStrategy", "save_checkpoint")),
+        ("deepspeed", ("DeepSpeedStrategy", "save_checkpoint")),
+        ("xla", ("SingleDeviceXLAStrategy", "in no memory of their own")),
+    ],
+)
+def test_a_strategy_whose_state_is_kept_its_own_way_is_refused_by_name_and_trains_on(job, straight, strategy, words):
+    argv = ("--steps", "12", "--strategy", strategy)
+    outcome = job.run(*argv)
+    assert exact(outcome.results[0]) == exact(straight(*argv)[0])
+    (error,) = [line for line in outcome.log.splitlines() if line.startswith("ERROR")]
+    assert all(word in error for word in ("no memory checkpoints for this fit", *words, "remedy"))
+    assert not saves(outcome.log)
 
 
 def test_a_container_that_cannot_be_used_costs_the_memory_saves_alone(job, straight, tmp_path):

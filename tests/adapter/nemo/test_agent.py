@@ -125,6 +125,24 @@ def test_a_model_that_is_transformed_after_the_resume_is_refused(job):
     assert "MegatronStrategy transforms the model (PEFT)" in outcome.log and steps(outcome.log) == []
 
 
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (("--ckpt-format", "fsdp_dtensor"), ("MegatronStrategy with save_ckpt_format='fsdp_dtensor'", "torch_dist")),
+        (("--modelopt",), ("MegatronStrategy", "converted by ModelOpt", "the recipe's own checkpoints")),
+    ],
+    ids=["fsdp_dtensor", "ModelOpt"],
+)
+def test_a_state_that_is_saved_past_the_checkpoint_io_is_refused_by_name_and_training_goes_on(
+    job, straight, how, words
+):
+    outcome = job.run(*how)
+    assert outcome.statuses == [0] and steps(outcome.log) == [] and job.versions() == [], outcome.log
+    errors = [line for line in outcome.log.splitlines() if line.startswith("ERROR")]
+    assert len(errors) == 1 and all(word in errors[0] for word in words), errors
+    assert exact(outcome.results) == exact(straight())
+
+
 def test_durable_checkpoints_are_loaded_by_a_job_without_us(job, nemo_plain, straight):
     argv = ("--steps", "4", "--durable-every", "4", "--context")
     assert job.run(*argv).statuses == [0]
