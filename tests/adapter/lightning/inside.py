@@ -258,3 +258,20 @@ def trainers_that_fit_in_threads_at_once_save_once(folder: Path) -> None:
         assert second.global_step == 4
         assert len(list(base.glob("lightning/seat-*/*.commit"))) == 2
         assert not list(base.glob("lightning-*"))
+
+
+def a_batch_with_no_save_due_has_one_hook_of_ours(folder: Path) -> None:
+    """Under the agent: Lightning's work around each call is most of what a step has of us."""
+    with memory() as base:
+        os.environ.update(MLFLASHPOINT_BASE_CONTAINER=str(base), MLFLASHPOINT_SAVE_EVERY_N_STEPS="1000")
+        called: list[set[str]] = []
+
+        class Probe(L.Callback):
+            def on_train_batch_end(self, trainer, *rest) -> None:
+                ours = [one for one in trainer.callbacks if type(one).__module__.startswith("mlflashpoint")]
+                names = [name for name in dir(L.Callback) if name.startswith("on_")]
+                called.append({name for one in ours for name in names if callable(getattr(one, name))})
+
+        trainer(folder, callbacks=[Probe()]).fit(recipe.Model(), recipe.Batches(0))
+        per_batch = {name for name in called[0] if any(part in name for part in ("batch", "backward", "step", "grad"))}
+        assert per_batch == {"on_train_batch_end"} and len(called) == 4
