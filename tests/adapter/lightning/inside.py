@@ -9,6 +9,7 @@ import secrets
 import shutil
 from pathlib import Path
 
+import ingredients
 import recipe
 import torch
 from recipe import L
@@ -61,7 +62,7 @@ def every_leaf_comes_back_as_it_was(folder: Path) -> None:
     leaves.register(L.__name__)
     import importlib
 
-    attributes = importlib.import_module(f"{recipe.FABRIC}.utilities.data").AttributeDict
+    attributes = importlib.import_module(f"{ingredients.FABRIC}.utilities.data").AttributeDict
     now = datetime.datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=datetime.timezone.utc)
     state = {
         "counter": collections.Counter({5: 1, 9: 2}),
