@@ -132,7 +132,9 @@ def save_checkpoint(call: Any, trainer: Any, args: _Arguments, kwargs: Mapping[s
     _log.info("mlflashpoint observe %s", json.dumps(line, sort_keys=True))
     session = session_of(trainer)
     if session is not None and kind == "durable":
-        session.saved_durably(trainer, weights_only=bool(given.get("weights_only")))
+        # the last is NeMo's
+        without_optimizer = not getattr(trainer.strategy, "ckpt_save_optimizer", True)
+        session.saved_durably(trainer, weights_only=bool(given.get("weights_only")) or without_optimizer)
     return result
 
 

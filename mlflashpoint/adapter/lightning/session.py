@@ -163,8 +163,9 @@ class FitSession:
             self._skipped_for = None
 
     def wrote(self, trainer: Any, checkpoint: Mapping[str, Any]) -> None:
-        """The same, told by what was written: Lightning's name of the optimizers' states, or NeMo's."""
-        self.saved_durably(trainer, weights_only=not {"optimizer_states", "optimizer"} & checkpoint.keys())
+        """The same, told by what was written: under Lightning's name of the optimizers' states, or under NeMo's."""
+        complete = checkpoint.get("optimizer_states") or checkpoint.get("optimizer")
+        self.saved_durably(trainer, weights_only=not complete)
 
     def epoch_ended(self, trainer: Any) -> None:
         """An epoch is trained; its schedulers have not been stepped yet."""

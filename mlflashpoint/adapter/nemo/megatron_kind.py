@@ -51,9 +51,10 @@ class MegatronKind:
                 remedy="use the recipe's own checkpoints for it",
             )
         keeper = Keeper()
-        # The optimizer's own state would be gathered here only for the strategy to throw it away.
+        # The optimizer's own state would be gathered here only for the strategy to throw it away. What it keeps for
+        # the optimizer is wanted whether or not the recipe's checkpoints have it.
         with (
-            diverted(strategy, _checkpoint_io=keeper),
+            diverted(strategy, _checkpoint_io=keeper, ckpt_save_optimizer=True),
             diverted(strategy, optimizer_state=lambda optimizer: {}),
         ):
             strategy.save_checkpoint(dump(trainer), "memory", storage_options={})

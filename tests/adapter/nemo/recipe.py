@@ -173,6 +173,7 @@ def parse(argv: list[str]):
     parser.add_argument("--distributed-optimizer", action="store_true")
     parser.add_argument("--fully-reshardable", action="store_true")
     parser.add_argument("--async-save", action="store_true")
+    parser.add_argument("--no-save-optimizer", action="store_true", help="durable checkpoints have no optimizer state")
     parser.add_argument("--durable-every", type=int, default=0)
     parser.add_argument("--context", action="store_true")
     parser.add_argument("--resume", action="store_true", help="with AutoResume, as NeMo recipes do")
@@ -208,6 +209,7 @@ def main(argv: list[str]) -> None:
     strategy = nl.MegatronStrategy(
         tensor_model_parallel_size=args.tp,
         ckpt_async_save=args.async_save,
+        ckpt_save_optimizer=not args.no_save_optimizer,
         ckpt_parallel_load=False,
         ckpt_optim_fully_reshardable=args.fully_reshardable,
         save_ckpt_format=args.ckpt_format,

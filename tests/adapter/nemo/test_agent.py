@@ -74,6 +74,15 @@ def test_durable_saves_and_auto_resume_work_as_ever_and_the_newer_of_the_two_win
     assert names[-2:] == ["step=7", "step=7-last"] and names[:-2] in ([], ["step=3"])
 
 
+def test_durable_checkpoints_without_an_optimizer_are_no_reason_to_skip_a_memory_save_which_has_it(job, straight):
+    argv = ("--no-save-optimizer", "--durable-every", "4")
+    killed = job.run(*argv, "--kill-at", "5")
+    assert killed.statuses == [-9] and steps(killed.log) == [2, 4], killed.log
+    again = job.run(*argv)
+    assert again.statuses == [0] and again.results[0]["started_at"] == 4, again.log
+    assert exact(again.results) == exact(straight())
+
+
 def test_a_durable_checkpoint_newer_than_memory_wins(job):
     argv = ("--steps", "8", "--durable-every", "4", "--resume")
     assert job.run(*argv, "--kill-at", "5", save_every_n_steps=3).statuses == [-9]
