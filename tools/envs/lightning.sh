@@ -21,3 +21,6 @@ overlay() { # NAME REQUIREMENT...
 
 overlay lightning "lightning==2.6.6" "${shared[@]}"
 overlay pytorch_lightning "pytorch-lightning==2.4.0" "${shared[@]}"
+# the releases in between, for a whole kill and resume each
+overlay lightning-2.5 "lightning==2.5.6" "${shared[@]}"
+overlay pytorch_lightning-2.5 "pytorch-lightning==2.5.6" "${shared[@]}"

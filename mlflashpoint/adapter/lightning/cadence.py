@@ -25,17 +25,16 @@ class Cadence:
                 raise SettingError(f"{name} is {value!r}", remedy="use a whole number from 1")
         self.every_n_steps = every_n_steps
         self.skip_every_n_steps = skip_every_n_steps
-        self._seen = 0
+        self.start(0)
 
     def start(self, step: int) -> None:
         """Training goes on from ``step``, which is not due again."""
-        self._seen = step
+        self._first = step - step % self.every_n_steps
+        self._next = self._first + self.every_n_steps
 
     def due(self, step: int) -> bool:
         """Whether the memory save is due now that ``step`` optimizer steps are done."""
-        if step == self._seen:
+        if self._first <= step < self._next:
             return False
-        before, self._seen = self._seen, step
-        if step // self.every_n_steps == before // self.every_n_steps:
-            return False
+        self.start(step)
         return not (self.skip_every_n_steps and step % self.skip_every_n_steps == 0)

@@ -98,14 +98,3 @@ def durable_save_due(trainer: Any) -> bool:
         if due:
             return True
     return False
-
-
-def stopped_by_time(trainer: Any) -> bool:
-    """Whether ``max_time`` (a Timer callback) is over: such a fit ends without an error, yet before its end."""
-    for callback in trainer.callbacks:
-        remaining = getattr(callback, "time_remaining", None)
-        if callable(remaining) and any(kind.__name__ == "Timer" for kind in type(callback).__mro__):
-            left = remaining()
-            if left is not None and left <= 0:
-                return True
-    return False

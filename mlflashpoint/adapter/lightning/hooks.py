@@ -6,45 +6,28 @@ calls exactly once per run and on every rank with the process group up, chooses 
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mlflashpoint.adapter.lightning import recorder
+from mlflashpoint.adapter.lightning import fits, recorder
 from mlflashpoint.adapter.lightning.cadence import Cadence
-from mlflashpoint.adapter.lightning.durable import checkpoint_step, is_unfinished, stopped_by_time
+from mlflashpoint.adapter.lightning.fits import session_of
 from mlflashpoint.adapter.lightning.kinds import diverted, kind_of
-from mlflashpoint.adapter.lightning.packages import is_fitting
+from mlflashpoint.adapter.lightning.named import NamedCheckpoint
+from mlflashpoint.adapter.lightning.packages import is_fitting, pytorch_package
 from mlflashpoint.adapter.lightning.session import FitSession
 from mlflashpoint.adapter.lightning.store import base_of, store_opener
-from mlflashpoint.errors import FlashpointError, UnsupportedStrategyError
+from mlflashpoint.errors import FlashpointError, StoreInUseError, UnsupportedStrategyError
 from mlflashpoint.settings import BY_NAME, StoreConfig
 
 _log = logging.getLogger(__name__)
 
 _Arguments = tuple[Any, ...]
-
-#: the session of each Trainer that is fitting, whoever made it: the agent, or the recipe through the library form
-_sessions: weakref.WeakKeyDictionary[Any, FitSession] = weakref.WeakKeyDictionary()
-_fits = 0
-
-
-def session_of(trainer: Any) -> FitSession | None:
-    """The session of a Trainer, None if nobody made one."""
-    return _sessions.get(trainer)
-
-
-def adopt(trainer: Any, session: FitSession) -> None:
-    """Make ``session`` the Trainer's: the library form does so, and the agent then makes none of its own."""
-    before = _sessions.get(trainer)
-    if before is not None and before is not session:
-        # Its store would be in the way of this one's.
-        before.finish(success=False)
-    _sessions[trainer] = session
 
 
 def run(call: Any, trainer: Any, args: _Arguments, kwargs: Mapping[str, Any]) -> Any:
@@ -55,27 +38,34 @@ def run(call: Any, trainer: Any, args: _Arguments, kwargs: Mapping[str, Any]) ->
     success = False
     try:
         result = call()
-        success = not stopped_by_time(trainer)
-        if not success:
-            _log.info("max_time stopped the training: the memory versions are kept")
+        success = True
         return result
     finally:
         recorder.detach(trainer)
-        _sessions.pop(trainer, None)
+        fits.release(trainer)
         session.finish(success=success)
 
 
 def callbacks_attached(result: Any, connector: Any, args: _Arguments, kwargs: Mapping[str, Any]) -> None:
     """After ``_CallbackConnector._attach_model_callbacks``, which puts ModelCheckpoint last."""
-    session = _sessions.get(connector.trainer)
-    if session is not None and is_fitting(connector.trainer):
-        recorder.attach(connector.trainer, session)
+    trainer = connector.trainer
+    session = session_of(trainer)
+    if not is_fitting(trainer):
+        return
+    if session is not None:
+        recorder.attach(trainer, session)
+    elif interval() is not None and not trainer.fast_dev_run:
+        # The agent lets a fit within a fit through, so ``run`` does not see it.
+        try:
+            fits.refuse_second(trainer)
+        except StoreInUseError as error:
+            _log.error("no memory checkpoints for this fit: %s", error)
 
 
 def resume_start(call: Any, connector: Any, args: _Arguments, kwargs: Mapping[str, Any]) -> Any:
     """Around ``_CheckpointConnector.resume_start(checkpoint_path, ...)``: the newer of memory and durable wins."""
     trainer = connector.trainer
-    session = _sessions.get(trainer)
+    session = session_of(trainer)
     if session is None or session.closed or not is_fitting(trainer):
         return call()
     if session.decided and session.found is None:
@@ -85,26 +75,24 @@ def resume_start(call: Any, connector: Any, args: _Arguments, kwargs: Mapping[st
     session.decided = True
     path, *rest = args or (kwargs.get("checkpoint_path"),)
     others = {name: value for name, value in kwargs.items() if name != "checkpoint_path"}
-    read = None
+
+    def load() -> Any:
+        # as Lightning's own resume_start does
+        migration = importlib.import_module(f"{pytorch_package(trainer).__name__}.utilities.migration")
+        with migration.pl_legacy_patch():
+            return trainer.strategy.load_checkpoint(path, *rest, **others)
+
+    named = NamedCheckpoint(path, load)
     try:
-        found = session.found
-        if found is None:
-            try:
-                step, read = _durable(session, trainer.strategy, path, rest, others)
-            except FlashpointError:
-                raise
-            except Exception as error:  # whatever a format or a file system raises
-                _log.debug("%s can't be read, which Lightning is left to say itself: %s", path, error)
-                return call()
-            found = session.find(trainer, step, f"{path} (unfinished)" if is_unfinished(path) else path)
+        found = session.found or named.newer_in_memory(session, trainer)
     except FlashpointError as error:
         session.abandon(error)
         return call()
     if found is not None:
         with session.serving(trainer, found):
             return call.using(found.path, *rest, **others)
-    if read is not None:
-        with diverted(trainer.strategy, load_checkpoint=lambda *_, **__: read):
+    if named.content is not None:
+        with diverted(trainer.strategy, load_checkpoint=lambda *_, **__: named.content):
             return call()
     return call()
 
@@ -142,9 +130,11 @@ def save_checkpoint(call: Any, trainer: Any, args: _Arguments, kwargs: Mapping[s
     step = trainer.global_step
     line = {"blocking_ms": round(elapsed_ms, 3), "kind": kind, "rank": trainer.global_rank, "step": step}
     _log.info("mlflashpoint observe %s", json.dumps(line, sort_keys=True))
-    session = _sessions.get(trainer)
-    if session is not None and kind == "durable" and not given.get("weights_only"):
-        session.saved_durably(step)
+    session = session_of(trainer)
+    if session is not None and kind == "durable":
+        # the last is NeMo's
+        without_optimizer = not getattr(trainer.strategy, "ckpt_save_optimizer", True)
+        session.saved_durably(trainer, weights_only=bool(given.get("weights_only")) or without_optimizer)
     return result
 
 
@@ -156,10 +146,9 @@ def interval() -> int | None:
 
 def _begin(trainer: Any) -> FitSession | None:
     """The session of the fit that starts now; None if there is none to make, with the reason in the log."""
-    global _fits
-    if not is_fitting(trainer) or trainer in _sessions:
+    if not is_fitting(trainer) or session_of(trainer) is not None:
         return None
-    _fits += 1
+    group = fits.next_group()
     if trainer.fast_dev_run:
         return None
     every = interval()
@@ -168,41 +157,32 @@ def _begin(trainer: Any) -> FitSession | None:
         return None
     try:
         kind = kind_of(trainer)
+        fits.refuse_second(trainer)
     except UnsupportedStrategyError as error:
         _log.error("no memory checkpoints for this fit: %s", error)
+        return None
+    except StoreInUseError:
+        # told by ``callbacks_attached``
         return None
     if any(name.__module__.startswith("nemo.") for name in type(trainer.strategy).__mro__) and not _on("nemo_enabled"):
         _log.info("MLFLASHPOINT_NEMO_ENABLED=0: nothing is saved to memory")
         return None
     config = StoreConfig.from_env()
-    # Which fit of the process this is: the same command makes the same fits in the same order after a restart.
-    group = "lightning" if _fits == 1 else f"lightning-{_fits}"
     session = FitSession(
         kind,
         Cadence(every),
         store_opener(trainer, config, group),
         base=base_of(config),
+        group=group,
         skip_durable=_on("skip_durable_steps"),
         keep_on_success=_on("keep_on_success"),
         strict=config.strict,
         of_agent=True,
     )
-    _sessions[trainer] = session
+    session.side_files = kind.side_files(trainer, session.base, group)
+    fits.adopt(trainer, session)
     return session
 
 
 def _on(setting: str) -> bool:
     return bool(BY_NAME[setting].read(os.environ))
-
-
-def _durable(
-    session: FitSession, strategy: Any, path: object, rest: list[Any], others: Mapping[str, Any]
-) -> tuple[int | None, Mapping[str, Any] | None]:
-    """Step of the recipe's checkpoint and, if only reading it tells the step, what was read. All ranks do the same."""
-    if not path or is_unfinished(path):
-        return None, None
-    step = checkpoint_step(path)
-    if session.runtime.agree("lightning/durable-step", step is not None):
-        return step, None
-    read = strategy.load_checkpoint(path, *rest, **others)
-    return int(read.get("global_step", 0)), read

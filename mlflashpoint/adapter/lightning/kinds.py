@@ -10,10 +10,14 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mlflashpoint.adapter.lightning.packages import PACKAGES, defined_by
+from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.errors import UnsupportedStrategyError
+
+if TYPE_CHECKING:
+    from mlflashpoint.adapter.lightning.session import SideFiles
 
 #: methods of a strategy that decide what a checkpoint holds and how it is put back
 _CHECKPOINT_METHODS = (
@@ -63,6 +67,9 @@ class StateKind(Protocol):
     ) -> contextlib.AbstractContextManager[None]:
         """While it is open, loading any path through the trainer's strategy gives ``state`` instead of a file."""
 
+    def side_files(self, trainer: Any, base: CheckpointContainerId, group: str) -> SideFiles | None:
+        """What belongs beside the versions of ``group``; None if nothing does."""
+
 
 def kind_of(trainer: Any) -> StateKind:
     """The kind of the Trainer's strategy.
@@ -75,6 +82,8 @@ def kind_of(trainer: Any) -> StateKind:
     if "MultiProcessing" in launcher.__name__:
         raise _refusal(strategy, f"its {launcher.__name__} starts the ranks anew for each fit, unknown to one another")
     ancestry = [(kind.__module__, kind.__name__) for kind in type(strategy).__mro__]
+    if any("XLA" in name for _, name in ancestry):
+        raise _refusal(strategy, "its tensors are computed when they are asked for, and lie in no memory of their own")
     for prefix, name, definer, where in _KINDS:
         if not any(kind == name and _belongs(module, prefix) for module, kind in ancestry):
             continue

@@ -66,6 +66,9 @@ class LocalShards:
         with diverted(trainer.strategy, load_checkpoint=load_checkpoint):
             yield
 
+    def side_files(self, trainer: Any, base: str, group: str) -> None:
+        return None
+
 
 def local_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The local part of every parameter and persistent buffer, by the name that it has without FSDP's wrappers."""

@@ -7,10 +7,10 @@ form it stays, and ends the session too.
 from __future__ import annotations
 
 import logging
+import sys
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from mlflashpoint.adapter.lightning.durable import stopped_by_time
 from mlflashpoint.adapter.lightning.packages import pytorch_package
 
 if TYPE_CHECKING:
@@ -19,16 +19,23 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+#: parts of the names of hooks that are called at every batch
+_PER_BATCH = ("batch", "backward", "optimizer_step", "zero_grad")
+
+
 @cache
 def _recorder_class(base: type) -> type:
-    class MLFlashpointRecorder(base):  # type: ignore[misc]
+    # Lightning calls every hook that is callable, and what it does around each call is most of what a step has of us.
+    idle = {name: None for name in dir(base) if name.startswith("on_") and any(part in name for part in _PER_BATCH)}
+
+    class MLFlashpointRecorder(type("_IdleCallback", (base,), idle)):  # type: ignore[misc]
         def __init__(self, session: FitSession) -> None:
             super().__init__()
             self._session = session
 
         def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
             if stage == "fit":
-                self._session.reopen()
+                self._session.reopen(trainer)
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             guarded(self._session, "start", self._session.started, trainer)
@@ -45,9 +52,14 @@ def _recorder_class(base: type) -> type:
         def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
             # the agent ends its session later, when nothing can fail any more
             if stage == "fit" and not self._session.of_agent:
-                self._session.finish(success=not stopped_by_time(trainer))
+                self._session.finish(success=not _broken_off())
 
     return MLFlashpointRecorder
+
+
+def _broken_off() -> bool:
+    """Whether a fit is torn down because of the exception that Lightning swallows, and tells no callback of."""
+    return getattr(sys.exc_info()[0], "__name__", "") == "_TunerExitException"
 
 
 def attach(trainer: Any, session: FitSession) -> None:

@@ -51,6 +51,9 @@ class Replicated:
         checkpoint = completed(trainer, state["checkpoint"])
         return diverted(trainer.strategy, load_checkpoint=lambda *args, **kwargs: checkpoint)
 
+    def side_files(self, trainer: Any, base: str, group: str) -> None:
+        return None
+
 
 def _overrides(module: object, name: str) -> bool:
     owner = defined_by(module, name)

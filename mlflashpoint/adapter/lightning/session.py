@@ -7,29 +7,32 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mlflashpoint.adapter.lightning import loops, rng
+from mlflashpoint.adapter.lightning import fits, loops, rng
 from mlflashpoint.adapter.lightning.cadence import Cadence
 from mlflashpoint.adapter.lightning.durable import durable_save_due
 from mlflashpoint.adapter.lightning.found import FromMemory
 from mlflashpoint.adapter.lightning.kinds import StateKind
+from mlflashpoint.adapter.lightning.search import Search
 from mlflashpoint.core.ids import CheckpointContainerId
-from mlflashpoint.errors import FlashpointError, StateMismatchError, StoreInUseError, TopologyMismatchError
+from mlflashpoint.errors import FlashpointError, StoreInUseError
 
 if TYPE_CHECKING:
-    from mlflashpoint.core.recovery import Recovery
     from mlflashpoint.core.runtime import Runtime, SaveResult
 
 _log = logging.getLogger(__name__)
 
-_FITS = "lightning/fits"
-
 
 class SideFiles(Protocol):
-    """Files beside the versions."""
+    """Files beside the versions, on every node; none of these raises anything."""
 
-    def add(self, step: int) -> None: ...
+    def begin(self, resumed: int | None) -> None:
+        """Training begins, or goes on from the version of step ``resumed``."""
 
-    def remove(self) -> None: ...
+    def add(self, step: int) -> None:
+        """A version of ``step`` has this rank's part."""
+
+    def remove(self) -> None:
+        """All versions are gone."""
 
 
 class FitSession:
@@ -40,6 +43,7 @@ class FitSession:
         cadence: when to save; None until somebody says.
         open_store: makes this rank's Runtime; called once, when the job's process group is up.
         base: the job's base container.
+        group: name of this fit's versions in it, see ``fits.next_group``.
         skip_durable: leave the steps that the recipe saves durably to the recipe.
         keep_on_success: keep the versions when the fit ends well.
         strict: raise what would otherwise be logged (tests only).
@@ -53,6 +57,7 @@ class FitSession:
         open_store: Callable[[], Runtime],
         *,
         base: CheckpointContainerId,
+        group: str,
         skip_durable: bool = True,
         keep_on_success: bool = False,
         strict: bool = False,
@@ -61,6 +66,7 @@ class FitSession:
         self.kind = kind
         self.cadence = cadence
         self.base = base
+        self.group = group
         self.skip_durable = skip_durable
         self.keep_on_success = keep_on_success
         self.strict = strict
@@ -72,7 +78,7 @@ class FitSession:
         self.found: FromMemory | None = None
         #: whether what this fit goes on from has been chosen; what the recipe restores later is its own affair
         self.decided = False
-        #: files that are kept beside the versions, if any; has ``add(step)`` and ``remove()``
+        #: files that are kept beside the versions, if any
         self.side_files: SideFiles | None = None
         self._resumed: FromMemory | None = None
         self._in_resumed_epoch = False
@@ -108,64 +114,9 @@ class FitSession:
             # Another Trainer of this process has it, on every rank.
             self.abandon(taken)
             return None
-        try:
-            recovery = runtime.find_latest(
-                durable_step=durable_step, topology=self.kind.topology(trainer), reshard=self.kind.replicated
-            )
-        except FlashpointError:
-            # Where this rank alone has failed, the others must not go on from what it can't.
-            runtime.agree(_FITS, False)
-            raise
-        if recovery is None:
-            _log.info("nothing newer in memory than %s", _named(durable, durable_step))
-            return None
-        error: FlashpointError | None = None
-        try:
-            self.found = self._load(trainer, recovery)
-        except FlashpointError as problem:
-            error = problem
-        except Exception as problem:
-            error = StateMismatchError(f"the stored state can't be used: {problem!r}", step=recovery.step)
-        if not runtime.agree(_FITS, error is None):
-            _log.error(
-                "the memory version of step %d is not used: %s; going on from %s",
-                recovery.step,
-                error or "another rank can't use it",
-                _named(durable, durable_step),
-            )
-            self.found = None
-            if self.strict and error is not None:
-                raise error
-            return None
-        _log.info(
-            "going on from memory, step %d, not from %s: %s",
-            recovery.step,
-            _named(durable, durable_step),
-            recovery.reason,
-        )
+        search = Search(runtime, self.kind, self.path_of, strict=self.strict)
+        self.found = search.newest(trainer, durable_step, durable)
         return self.found
-
-    def _load(self, trainer: Any, recovery: Recovery) -> FromMemory:
-        same = recovery.world_size == self.runtime.world_size
-        if same:
-            loaded = self.runtime.load(recovery)
-            stored, attributes = loaded.state, loaded.attributes
-        else:
-            # A replicated state fits any number of ranks: those beyond the saved ones take a lower rank's.
-            reader = self.runtime.load_shard(recovery, self.runtime.rank % recovery.world_size)
-            try:
-                stored, attributes = reader.state(), reader.attributes
-            finally:
-                reader.close()
-        if recovery.topology != self.kind.topology(trainer):
-            raise TopologyMismatchError(
-                f"it was saved with layout {recovery.topology!r}, the job has {self.kind.topology(trainer)!r}",
-                step=recovery.step,
-                remedy="start the job with the strategy that saved it",
-            )
-        self.kind.check(trainer, stored["state"])
-        path = self.path_of(recovery.step)
-        return FromMemory(recovery.step, path, stored["state"], attributes, stored["rng"] if same else None)
 
     @contextlib.contextmanager
     def serving(self, trainer: Any, found: FromMemory) -> Iterator[None]:
@@ -178,9 +129,13 @@ class FitSession:
         """The Trainer has loaded ``found``."""
         self._resumed = found
 
-    def reopen(self) -> None:
+    def reopen(self, trainer: Any) -> None:
         """The Trainer of a recipe's own session fits, perhaps not for the first time."""
         self.closed = self.decided = False
+        try:
+            fits.refuse_second(trainer)
+        except StoreInUseError as taken:
+            self.abandon(taken)
 
     # -- saving --------------------------------------------------------------------------------------------------
 
@@ -196,12 +151,21 @@ class FitSession:
             if resumed.rng is not None:
                 rng.restore(resumed.rng)
             loops.start_next_epoch(trainer)
+        if self.side_files is not None and not self.closed and self.runtime.problem is None:
+            self.side_files.begin(None if resumed is None else resumed.step)
 
-    def saved_durably(self, step: int) -> None:
-        """The recipe has saved ``step`` with all that a resume needs."""
-        self._durable_step = step
+    def saved_durably(self, trainer: Any, *, weights_only: bool) -> None:
+        """The recipe has saved the present step its own way; weights alone are nothing to resume from."""
+        if weights_only:
+            return
+        self._durable_step = step = trainer.global_step
         if self._skipped_for == step:
             self._skipped_for = None
+
+    def wrote(self, trainer: Any, checkpoint: Mapping[str, Any]) -> None:
+        """The same, told by what was written: under Lightning's name of the optimizers' states, or under NeMo's."""
+        complete = checkpoint.get("optimizer_states") or checkpoint.get("optimizer")
+        self.saved_durably(trainer, weights_only=not complete)
 
     def epoch_ended(self, trainer: Any) -> None:
         """An epoch is trained; its schedulers have not been stepped yet."""
@@ -297,9 +261,3 @@ def _durable_save_due(trainer: Any) -> bool:
     except Exception as error:  # a release, or a callback, that keeps its plans another way
         _log.debug("whether this step is saved durably can't be foreseen: %s", error)
         return False
-
-
-def _named(durable: object, step: int | None) -> str:
-    if durable is None:
-        return "nothing: the recipe names no checkpoint"
-    return f"{durable}" + ("" if step is None else f" of step {step}")

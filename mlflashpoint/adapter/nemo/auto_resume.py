@@ -11,6 +11,7 @@ import torch.distributed as dist
 from mlflashpoint.adapter.lightning import hooks
 from mlflashpoint.adapter.lightning.durable import checkpoint_step
 from mlflashpoint.adapter.nemo.routing import Routing
+from mlflashpoint.errors import FlashpointError
 
 if TYPE_CHECKING:
     from mlflashpoint.adapter.lightning.found import FromMemory
@@ -46,23 +47,22 @@ class MLFlashpointAutoResume(_AutoResume):  # type: ignore[misc, valid-type]
     def setup(self, trainer: Any, model: Any = None) -> None:
         """Set ``trainer.ckpt_path`` to what training is to go on from. Collective: every rank calls it.
 
-        Where the ranks can't talk to each other before ``fit``, the choice is made within it.
+        Where the ranks can't talk to each other before ``fit``, or the durable checkpoint has to be read first, the
+        choice is made within it.
 
         The folder of a memory version is no checkpoint of the recipe's: ModelCheckpoint is not told of it, so that no
         retention policy ever removes it, or counts it.
         """
-        if self._is_too_early():
-            hooks.choose_later(trainer)
-            if self._default is not None:
-                self._default.setup(trainer, model)
-            return
-        found, durable = self._choose(model)
+        too_early = self._is_too_early()
+        found, durable = (None, None) if too_early else self._choose(model, reading_later=True)
         if found is not None:
             trainer.ckpt_path = found.path
-        elif self._default is not None:
+            return
+        if too_early or durable is not None:
+            # Whether the recipe's checkpoint is older than memory, or can be read at all, may show only then.
+            hooks.choose_later(trainer)
+        if self._default is not None:
             self._default.setup(trainer, model)
-        elif durable is not None:
-            trainer.ckpt_path = durable
 
     def get_trainer_ckpt_path(self, model: Any = None) -> Path | None:
         """The path to go on from; collective. Raises what the recipe's AutoResume raises if memory has nothing."""
@@ -81,8 +81,11 @@ class MLFlashpointAutoResume(_AutoResume):  # type: ignore[misc, valid-type]
         """Whether the ranks can't talk to each other yet: ModelParallelStrategy sets them up only within ``fit``."""
         return self._trainer.world_size > 1 and not dist.is_initialized()
 
-    def _choose(self, model: Any) -> tuple[FromMemory | None, Path | None]:
-        """What to go on from: the memory version, or else the path of the durable checkpoint."""
+    def _choose(self, model: Any, *, reading_later: bool = False) -> tuple[FromMemory | None, Path | None]:
+        """What to go on from: the memory version, or else the path of the durable checkpoint.
+
+        ``reading_later`` says that a durable checkpoint whose step is hidden is compared within ``fit``.
+        """
         durable, refusal = None, None
         if self._default is not None:
             try:
@@ -92,9 +95,18 @@ class MLFlashpointAutoResume(_AutoResume):  # type: ignore[misc, valid-type]
                     raise
                 refusal = error
         step = None if durable is None else checkpoint_step(durable)
+        if reading_later and not self._all_know(durable is None or step is not None):
+            return None, durable
         found = self._session.find(self._trainer, step, durable)
         if found is None and refusal is not None:
             raise refusal
         if found is not None and refusal is not None:
             _log.warning("AutoResume found no durable checkpoint to use: %s", refusal)
         return found, durable
+
+    def _all_know(self, known: bool) -> bool:
+        try:
+            return self._session.runtime.agree("lightning/durable-named", known)
+        except FlashpointError:
+            # ``find`` tells what is wrong with the store
+            return True

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from mlflashpoint.adapter.lightning.cadence import Cadence
-from mlflashpoint.adapter.lightning.hooks import session_of
+from mlflashpoint.adapter.lightning.fits import session_of
 from mlflashpoint.adapter.nemo.bases import Callback
 from mlflashpoint.adapter.nemo.routing import Routing, canonical
 from mlflashpoint.errors import SettingError

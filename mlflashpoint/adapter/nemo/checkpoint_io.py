@@ -41,9 +41,7 @@ class MLFlashpointCheckpointIO(CheckpointIO):  # type: ignore[misc, valid-type]
         """
         if not self.routing.is_memory(path):
             result = self.fallback.save_checkpoint(checkpoint, path, storage_options)
-            # Weights alone are nothing to resume from.
-            if "optimizer_states" in checkpoint or "optimizer" in checkpoint:
-                self.session.saved_durably(self.trainer.global_step)
+            self.session.wrote(self.trainer, checkpoint)
             return result
         step = version_of(self.routing, path)
         options = storage_options or {}
@@ -101,10 +99,10 @@ def found_version(session: FitSession, trainer: Any, routing: Routing, path: Any
     if found is None or found.step != step:
         newest = "none" if found is None else f"step {found.step}"
         raise NoVersionError(
-            f"the newest version that every rank can load is {newest}",
+            f"the newest version of this Trainer (group {session.group!r}) that every rank can load is {newest}",
             step=step,
             path=path,
-            remedy="let AutoResume choose the path, or name that step",
+            remedy="let AutoResume choose the path, or name that step; each Trainer of a process has its own versions",
         )
     return found
 

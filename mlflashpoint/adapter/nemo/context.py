@@ -16,46 +16,70 @@ from mlflashpoint.adapter.nemo.routing import Routing
 
 _log = logging.getLogger(__name__)
 
-#: no group of ranks can have a name that begins so
 _SHARED = "step-context"
 _FOLDER = "context"
 _KEPT = 4
 
 
 class ContextFiles:
-    """Context files of one fit on one node; only the node's local rank 0 writes."""
+    """Context files of one Trainer on one node; only the node's local rank 0 writes.
 
-    def __init__(self, routing: Routing, trainer: Any) -> None:
+    Args:
+        routing: the base container.
+        trainer: the Trainer.
+        group: name of its versions; other Trainers of the process have context files of their own.
+    """
+
+    def __init__(self, routing: Routing, trainer: Any, group: str) -> None:
         self._base = Path(routing.base)
         self._routing = routing
         self._trainer = trainer
+        # No group of ranks can have a name that begins so.
+        self._shared = f"{_SHARED}-{group}"
         self._written = False
 
-    def add(self, step: int) -> None:
-        """Make them part of the version's folder; a failure is logged, the version is as good without them."""
+    def begin(self, resumed: int | None) -> None:
+        """Write them, and make them part of the version that is gone on from, which may have come from another node.
+
+        A failure is logged: the versions are as good without them.
+        """
         if self._trainer.local_rank != 0:
             return
         try:
-            if not self._written:
-                self._write(self._base / _SHARED)
-                self._written = True
-            folder = Path(self._routing.path_of(step))
-            folder.mkdir(mode=0o700, exist_ok=True)
-            with contextlib.suppress(FileExistsError):
-                (folder / _FOLDER).symlink_to(Path("..") / _SHARED)
+            self._write(self._base / self._shared)
+            self._written = True
+        except Exception as error:
+            _log.warning("there are no context files beside the versions: %s: %s", type(error).__name__, error)
+        if resumed is not None:
+            self.add(resumed)
+
+    def add(self, step: int) -> None:
+        """Make them part of the version's folder."""
+        if not self._written:
+            return
+        link = Path(self._routing.path_of(step)) / _FOLDER
+        try:
+            link.parent.mkdir(mode=0o700, exist_ok=True)
+            if not self._is_ours(link):
+                link.unlink(missing_ok=True)
+                link.symlink_to(Path("..") / self._shared)
             for old in self._versions()[:-_KEPT]:
                 shutil.rmtree(old, ignore_errors=True)
-        except Exception as error:
-            _log.warning("the context files of step %d are missing: %s: %s", step, type(error).__name__, error)
+        except OSError as error:
+            _log.warning("the context files of step %d are missing: %s", step, error)
 
     def remove(self) -> None:
         """Take all of them away."""
         if self._trainer.local_rank == 0:
-            for folder in [*self._versions(), self._base / _SHARED]:
+            for folder in [*self._versions(), self._base / self._shared]:
                 shutil.rmtree(folder, ignore_errors=True)
 
+    def _is_ours(self, link: Path) -> bool:
+        return link.is_symlink() and os.readlink(link) == f"../{self._shared}"
+
     def _versions(self) -> list[Path]:
-        found = [path for path in self._base.glob("step-*_ckpt") if self._routing.step_of(path) is not None]
+        """Folders of the versions that have these files, the oldest first."""
+        found = [path for path in self._base.glob("step-*_ckpt") if self._is_ours(path / _FOLDER)]
         return sorted(found, key=lambda path: self._routing.step_of(path) or 0)
 
     def _write(self, folder: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mlflashpoint.adapter.lightning.durable import distrust
-from mlflashpoint.adapter.lightning.hooks import interval, session_of
+from mlflashpoint.adapter.lightning.fits import session_of
+from mlflashpoint.adapter.lightning.hooks import interval
 from mlflashpoint.adapter.lightning.packages import is_fitting
 from mlflashpoint.errors import FlashpointError
 

@@ -14,6 +14,8 @@ from typing import Any
 from mlflashpoint.adapter.lightning.dump import completed, dump
 from mlflashpoint.adapter.lightning.kinds import diverted
 from mlflashpoint.adapter.nemo import local_state
+from mlflashpoint.adapter.nemo.context import ContextFiles
+from mlflashpoint.adapter.nemo.routing import Routing
 from mlflashpoint.errors import UnsupportedStrategyError
 
 CONTENT_METADATA = "content_metadata"
@@ -49,9 +51,10 @@ class MegatronKind:
                 remedy="use the recipe's own checkpoints for it",
             )
         keeper = Keeper()
-        # The optimizer's own state would be gathered here only for the strategy to throw it away.
+        # The optimizer's own state would be gathered here only for the strategy to throw it away. What it keeps for
+        # the optimizer is wanted whether or not the recipe's checkpoints have it.
         with (
-            diverted(strategy, _checkpoint_io=keeper),
+            diverted(strategy, _checkpoint_io=keeper, ckpt_save_optimizer=True),
             diverted(strategy, optimizer_state=lambda optimizer: {}),
         ):
             strategy.save_checkpoint(dump(trainer), "memory", storage_options={})
@@ -71,6 +74,9 @@ class MegatronKind:
         stored = {**state, "common": completed(trainer, state["common"])}
         with diverted(trainer.strategy, _checkpoint_io=Keeper(stored, attributes.get(CONTENT_METADATA))):
             yield
+
+    def side_files(self, trainer: Any, base: str, group: str) -> ContextFiles:
+        return ContextFiles(Routing(base), trainer, group)
 
 
 class Keeper:
@@ -102,6 +108,6 @@ class Keeper:
     def save_sharded_strategy(self) -> Any:
         """NeMo asks for it to save the state of a model that ModelOpt has converted, outside the checkpoint."""
         raise UnsupportedStrategyError(
-            "a model converted by ModelOpt has state that is saved past the CheckpointIO",
+            "MegatronStrategy saves the state of a model converted by ModelOpt past its CheckpointIO",
             remedy="use the recipe's own checkpoints for it",
         )

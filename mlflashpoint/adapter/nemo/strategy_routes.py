@@ -23,9 +23,7 @@ def install(trainer: Any, routing: Routing, session: FitSession) -> None:
     def save_checkpoint(checkpoint: dict[str, Any], filepath: Any, *args: Any, **kwargs: Any) -> Any:
         if not routing.is_memory(filepath):
             result = save(strategy, checkpoint, filepath, *args, **kwargs)
-            # Weights alone are nothing to resume from.
-            if "optimizer_states" in checkpoint:
-                session.saved_durably(trainer.global_step)
+            session.wrote(trainer, checkpoint)
             return result
         # The state is captured anew: what Lightning has dumped may be gathered on rank 0.
         session.save(trainer, version_of(routing, filepath))

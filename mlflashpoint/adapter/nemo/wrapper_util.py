@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from mlflashpoint.adapter.lightning import hooks, recorder
+from mlflashpoint.adapter.lightning import fits, recorder
 from mlflashpoint.adapter.lightning.kinds import kind_of
 from mlflashpoint.adapter.lightning.packages import package_of
 from mlflashpoint.adapter.lightning.session import FitSession
@@ -15,7 +15,6 @@ from mlflashpoint.adapter.lightning.store import store_opener
 from mlflashpoint.adapter.nemo import checkpoint_io, strategy_routes
 from mlflashpoint.adapter.nemo.auto_resume import MLFlashpointAutoResume
 from mlflashpoint.adapter.nemo.checkpoint_callback import MLFlashpointCheckpointCallback
-from mlflashpoint.adapter.nemo.context import ContextFiles
 from mlflashpoint.adapter.nemo.megatron_kind import MegatronKind
 from mlflashpoint.adapter.nemo.routing import Routing
 from mlflashpoint.errors import SettingError
@@ -78,19 +77,24 @@ def wrap_trainer_and_auto_resume_with_mlflashpoint(
         base_container=Path(routing.base),
         async_save=async_save,
     )
+    before = fits.session_of(trainer)
+    group = before.group if before is not None and before.base == routing.base else fits.next_group()
     session = FitSession(
         kind,
         None,
-        store_opener(trainer, config, "lightning"),
+        store_opener(trainer, config, group),
         base=routing.base,
+        group=group,
         # the callback's skip_every_n_steps says which steps are left to the recipe's own checkpoints
         skip_durable=bool(BY_NAME["skip_durable_steps"].read(os.environ)),
         keep_on_success=bool(BY_NAME["keep_on_success"].read(os.environ)),
         strict=config.strict,
     )
     if always_save_context:
-        session.side_files = ContextFiles(routing, trainer)
-    hooks.adopt(trainer, session)
+        session.side_files = kind.side_files(trainer, routing.base, group)
+        if session.side_files is None:
+            _log.warning("always_save_context has no effect: %s has no context files", type(trainer).__qualname__)
+    fits.adopt(trainer, session)
     recorder.detach(trainer)
     recorder.attach(trainer, session)
     if isinstance(kind, MegatronKind):

@@ -9,6 +9,7 @@ import secrets
 import shutil
 from pathlib import Path
 
+import ingredients
 import recipe
 import torch
 from recipe import L
@@ -61,7 +62,7 @@ def every_leaf_comes_back_as_it_was(folder: Path) -> None:
     leaves.register(L.__name__)
     import importlib
 
-    attributes = importlib.import_module(f"{recipe.FABRIC}.utilities.data").AttributeDict
+    attributes = importlib.import_module(f"{ingredients.FABRIC}.utilities.data").AttributeDict
     now = datetime.datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=datetime.timezone.utc)
     state = {
         "counter": collections.Counter({5: 1, 9: 2}),
@@ -118,19 +119,21 @@ def a_disabled_callback_does_nothing(folder: Path) -> None:
 
 
 def a_trainer_that_never_fits_stops_no_other(folder: Path) -> None:
-    from mlflashpoint.adapter.lightning import hooks
+    from mlflashpoint.adapter.lightning import fits
     from mlflashpoint.adapter.nemo.checkpoint_callback import MLFlashpointCheckpointCallback
     from mlflashpoint.adapter.nemo.wrapper_util import wrap_trainer_and_auto_resume_with_mlflashpoint as wrap
 
     with memory() as base:
+        os.environ["MLFLASHPOINT_KEEP_ON_SUCCESS"] = "1"
         idle = trainer(folder)
         for _ in range(2):
             wrap(idle, base, async_save=True)
-            assert hooks.session_of(idle).runtime.problem is None
+            assert fits.session_of(idle).runtime.problem is None
         other = trainer(folder, callbacks=[MLFlashpointCheckpointCallback(base, 2)])
         wrap(other, base, async_save=True)
         other.fit(recipe.Model(), recipe.Batches(0))
         assert other.global_step == 4
+        assert len(list(base.glob("lightning-2/seat-*/*.commit"))) == 2, "steps 2 and 4"
 
 
 def a_path_of_another_step_or_of_none_is_refused(folder: Path) -> None:
@@ -140,21 +143,24 @@ def a_path_of_another_step_or_of_none_is_refused(folder: Path) -> None:
 
     with memory() as base:
         os.environ["MLFLASHPOINT_KEEP_ON_SUCCESS"] = "1"
-        first = trainer(folder, callbacks=[MLFlashpointCheckpointCallback(base, 2)])
-        wrap(first, base, async_save=False)
-        first.fit(recipe.Model(), recipe.Batches(0))
+        one = trainer(folder, callbacks=[MLFlashpointCheckpointCallback(base, 2)])
+        wrap(one, base, async_save=False)
+        one.fit(recipe.Model(), recipe.Batches(0))
+        one.fit_loop.epoch_loop.max_steps = 6
         for path, kind in ((base / "step-3_ckpt", NoVersionError), (base / "other", CheckpointIdError)):
-            second = trainer(folder, max_steps=6)
-            wrap(second, base, async_save=True)
+            wrap(one, base, async_save=True)
             with refused(kind):
-                second.fit(recipe.Model(), recipe.Batches(0), ckpt_path=path)
+                one.fit(recipe.Model(), recipe.Batches(0), ckpt_path=path)
+        other = trainer(folder, max_steps=6)
+        wrap(other, base, async_save=True)
+        with refused(NoVersionError, "'lightning-2'", "each Trainer of a process has its own versions"):
+            other.fit(recipe.Model(), recipe.Batches(0), ckpt_path=base / "step-4_ckpt")
         # every spelling of the version's path is that version
         link = folder / "link"
         link.symlink_to(base)
-        third = trainer(folder, max_steps=6, callbacks=[MLFlashpointCheckpointCallback(base, 2)])
-        wrap(third, base, async_save=True)
-        third.fit(recipe.Model(), recipe.Batches(0), ckpt_path=f"{link}/step-4_ckpt/")
-        assert third.global_step == 6
+        wrap(one, base, async_save=True)
+        one.fit(recipe.Model(), recipe.Batches(0), ckpt_path=f"{link}/step-4_ckpt/")
+        assert one.global_step == 6
 
 
 def the_same_trainer_fits_twice(folder: Path) -> None:
@@ -170,3 +176,103 @@ def the_same_trainer_fits_twice(folder: Path) -> None:
         one.fit(model, recipe.Batches(0))
         assert one.global_step == 8
         assert not list(base.glob("*/seat-*/*.commit"))
+
+
+def strategies_whose_library_is_missing_here_are_refused_by_name(folder: Path) -> None:
+    """Lightning's own classes, of which no instance can be made without DeepSpeed and XLA."""
+    import importlib
+    import types
+
+    from mlflashpoint.adapter.lightning.kinds import kind_of
+
+    strategies = importlib.import_module(f"{L.__name__}.strategies")
+    for name in ("DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy"):
+        kind = getattr(strategies, name)
+        strategy = kind.__new__(kind)
+        strategy._launcher = None
+        with refused(UnsupportedStrategyError, f"{L.__name__}.strategies", name, "remedy"):
+            kind_of(types.SimpleNamespace(strategy=strategy))
+
+
+def parameters_of_the_guide_that_the_store_decides_itself_change_nothing(folder: Path) -> None:
+    import logging
+
+    from mlflashpoint.adapter.nemo.checkpoint_callback import MLFlashpointCheckpointCallback
+    from mlflashpoint.adapter.nemo.wrapper_util import wrap_trainer_and_auto_resume_with_mlflashpoint as wrap
+
+    os.environ["MLFLASHPOINT_KEEP_ON_SUCCESS"] = "1"
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    logging.getLogger("mlflashpoint").addHandler(handler)
+
+    def fit(**parameters) -> list[tuple[str, int]]:
+        with memory() as base:
+            L.seed_everything(3)
+            one = trainer(folder, callbacks=[MLFlashpointCheckpointCallback(base, 2)])
+            wrap(one, base, async_save=False, **parameters)
+            one.fit(recipe.Model(), recipe.Batches(0))
+            return [(path.name, path.stat().st_size) for path in sorted(base.glob("*/seat-*/slot-*"))]
+
+    usual = fit()
+    assert len(usual) > 4
+    for parameters in (
+        {"write_thread_count": 7},
+        {"initial_write_buffer_size_bytes": 1 << 40},
+        {"use_optimized_save": False},
+        {"use_cached_ckpt_structure": True},
+        {"use_fully_parallel_wrapper": False},
+        {"always_save_context": True},
+    ):
+        told.clear()
+        # a commit record tells which group it is of, and a Trainer's number may have one more digit
+        assert [name for name, _ in fit(**parameters)] == [name for name, _ in usual], parameters
+        no_effect = [line for line in told if "always_save_context has no effect" in line]
+        assert len(no_effect) == ("always_save_context" in parameters)
+    with refused(SettingError, "initial_write_buffer_size_bytes"):
+        wrap(trainer(folder), folder / "job-1", async_save=True, initial_write_buffer_size_bytes=0)
+
+
+def trainers_that_fit_in_threads_at_once_save_once(folder: Path) -> None:
+    """Under the agent: the second thread's fit begins while the first one's is under way."""
+    import threading
+
+    with memory() as base:
+        os.environ.update(MLFLASHPOINT_BASE_CONTAINER=str(base), MLFLASHPOINT_SAVE_EVERY_N_STEPS="2")
+        os.environ["MLFLASHPOINT_KEEP_ON_SUCCESS"] = "1"
+        under_way, over = threading.Event(), threading.Event()
+
+        class Hold(L.Callback):
+            def on_train_batch_end(self, trainer, *rest) -> None:
+                under_way.set()
+                assert over.wait(60)
+
+        first = threading.Thread(
+            target=trainer(folder, callbacks=[Hold()]).fit, args=(recipe.Model(), recipe.Batches(0))
+        )
+        first.start()
+        assert under_way.wait(60)
+        second = trainer(folder)
+        second.fit(recipe.Model(), recipe.Batches(0))
+        over.set()
+        first.join(60)
+        assert second.global_step == 4
+        assert len(list(base.glob("lightning/seat-*/*.commit"))) == 2
+        assert not list(base.glob("lightning-*"))
+
+
+def a_batch_with_no_save_due_has_one_hook_of_ours(folder: Path) -> None:
+    """Under the agent: Lightning's work around each call is most of what a step has of us."""
+    with memory() as base:
+        os.environ.update(MLFLASHPOINT_BASE_CONTAINER=str(base), MLFLASHPOINT_SAVE_EVERY_N_STEPS="1000")
+        called: list[set[str]] = []
+
+        class Probe(L.Callback):
+            def on_train_batch_end(self, trainer, *rest) -> None:
+                ours = [one for one in trainer.callbacks if type(one).__module__.startswith("mlflashpoint")]
+                names = [name for name in dir(L.Callback) if name.startswith("on_")]
+                called.append({name for one in ours for name in names if callable(getattr(one, name))})
+
+        trainer(folder, callbacks=[Probe()]).fit(recipe.Model(), recipe.Batches(0))
+        per_batch = {name for name in called[0] if any(part in name for part in ("batch", "backward", "step", "grad"))}
+        assert per_batch == {"on_train_batch_end"} and len(called) == 4

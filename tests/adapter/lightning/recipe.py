@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import hashlib
 import importlib
 import inspect
 import json
@@ -12,101 +11,36 @@ import logging
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
 
-PACKAGE = os.environ.get("RECIPE_PACKAGE", "lightning.pytorch")
-L = importlib.import_module(PACKAGE)
-FABRIC = "lightning.fabric" if PACKAGE == "lightning.pytorch" else "lightning_fabric"
+# some start it without its folder on the path
+sys.path.insert(0, str(Path(__file__).parent))
+from ingredients import (
+    PACKAGE,
+    WIDTH,
+    Batches,
+    CountingIO,
+    Foreign,
+    L,
+    Model,
+    ShardedModel,
+    digest,
+    make_strategy,
+    optimizer_tensors,
+)
+
 ModelCheckpoint = importlib.import_module(f"{PACKAGE}.callbacks").ModelCheckpoint
 OnExceptionCheckpoint = importlib.import_module(f"{PACKAGE}.callbacks").OnExceptionCheckpoint
+Timer = importlib.import_module(f"{PACKAGE}.callbacks").Timer
 LearningRateFinder = importlib.import_module(f"{PACKAGE}.callbacks").LearningRateFinder
 CSVLogger = importlib.import_module(f"{PACKAGE}.loggers").CSVLogger
-TorchCheckpointIO = importlib.import_module(f"{FABRIC}.plugins.io.torch_io").TorchCheckpointIO
 AsyncCheckpointIO = importlib.import_module(f"{PACKAGE}.plugins.io").AsyncCheckpointIO
 
-WIDTH = 8
-SAMPLES = 64
-
-
-class Batches:
-    """A data loader that can be resumed: its position is part of the checkpoint."""
-
-    def __init__(self, rank: int, batch: int = 4) -> None:
-        generator = torch.Generator().manual_seed(7 + rank)
-        self.data = torch.randn(SAMPLES, WIDTH, generator=generator)
-        self.batch = batch
-        self.position = 0
-
-    def __len__(self) -> int:
-        return SAMPLES // self.batch
-
-    def __iter__(self):
-        self.position %= len(self)
-        while self.position < len(self):
-            start = self.position * self.batch
-            self.position += 1
-            yield self.data[start : start + self.batch]
-
-    def state_dict(self) -> dict:
-        return {"position": self.position}
-
-    def load_state_dict(self, state: dict) -> None:
-        self.position = state["position"]
-
-
-class Model(L.LightningModule):
-    schedule = "step"
-
-    def __init__(self, width: int = WIDTH, settings: object = None) -> None:
-        super().__init__()
-        self.save_hyperparameters()
-        self.net = torch.nn.Sequential(
-            torch.nn.Linear(WIDTH, width),
-            torch.nn.BatchNorm1d(width),
-            torch.nn.Dropout(0.25),
-            torch.nn.Linear(width, 1),
-        )
-
-    def training_step(self, batch, index):
-        loss = self.net(batch).pow(2).mean()
-        self.log("loss", loss)
-        return loss
-
-    def validation_step(self, batch, index):
-        self.log("score", self.net(batch).mean())
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.Adam(self.parameters(), 1e-2)
-        if self.schedule == "epoch":
-            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
-        if self.schedule == "plateau":
-            # no loss ever improves by that much: each epoch but the first halves the rate
-            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=1.0)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "loss"}}
-        return [optimizer], [
-            {"scheduler": torch.optim.lr_scheduler.MultiStepLR(optimizer, [5, 9], 0.5), "interval": "step"}
-        ]
-
-
-class ShardedModel(Model):
-    """For FSDP and ModelParallel: no batch norm, wrapped in ``configure_model``."""
-
-    def __init__(self, width: int = WIDTH, settings: object = None) -> None:
-        super().__init__(width, settings)
-        self.net = torch.nn.Sequential(torch.nn.Linear(WIDTH, width), torch.nn.Dropout(0.25), torch.nn.Linear(width, 1))
-
-    def configure_model(self) -> None:
-        strategy = type(self.trainer.strategy).__name__
-        if strategy == "ModelParallelStrategy":
-            from torch.distributed.fsdp import fully_shard
-
-            fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
-
-
-class Foreign:
-    """An object that no checkpoint of ours may hold."""
+#: as a rank
+ALL = -1
 
 
 class Watcher(L.Callback):
@@ -147,19 +81,28 @@ class Watcher(L.Callback):
         self.epochs.append(trainer.current_epoch)
 
     def on_train_batch_start(self, trainer, module, batch, index) -> None:
-        if trainer.global_step == self.args.kill_at and trainer.global_rank == self.args.kill_rank:
+        if trainer.global_step == self.args.kill_at and self.args.kill_rank in (trainer.global_rank, ALL):
             if self.args.kill == "KILL":
                 # the version must have been settled, or the scenario would depend on the machine's pace
-                import time
-
                 time.sleep(self.args.settle_s)
                 os.kill(os.getpid(), signal.SIGKILL)
-            if self.args.kill == "TERM":
-                os.kill(os.getpid(), signal.SIGTERM)
+            if self.args.kill in ("TERM", "INT"):
+                os.kill(os.getpid(), {"TERM": signal.SIGTERM, "INT": signal.SIGINT}[self.args.kill])
+            if self.args.kill == "TIME":
+                # the time of a Timer is over
+                for timer in trainer.callbacks:
+                    if isinstance(timer, Timer):
+                        timer._start_time["train"] -= 1e6
             if self.args.kill == "RAISE":
                 raise RuntimeError("the recipe failed")
+            if self.args.kill == "EXIT":
+                raise importlib.import_module(f"{PACKAGE}.utilities.exceptions")._TunerExitException
 
     def on_train_batch_end(self, trainer, module, *rest) -> None:
+        if self.args.inner_fit_at == trainer.global_step:
+            fit_within(self.args)
+        if self.args.stall_at == trainer.global_step and self.args.stall_rank in (trainer.global_rank, ALL):
+            time.sleep(self.args.stall_s)
         if self.args.direct_at is not None and trainer.global_step == self.args.direct_at:
             trainer.save_checkpoint(f"{self.args.library}/step-{trainer.global_step}_ckpt")
         # counted per optimizer step, however many batches one takes
@@ -167,44 +110,6 @@ class Watcher(L.Callback):
 
     def on_validation_start(self, trainer, module) -> None:
         self.events.append(f"validated {trainer.global_step}")
-
-
-class CountingIO(TorchCheckpointIO):
-    """The recipe's own CheckpointIO, with a file format of its own if asked to."""
-
-    def __init__(self, own_format: bool = False) -> None:
-        self.calls: list[str] = []
-        self.own_format = own_format
-
-    def save_checkpoint(self, checkpoint, path, storage_options=None):
-        self.calls.append(f"save {Path(path).name}")
-        if self.own_format:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            torch.save(checkpoint, path, _use_new_zipfile_serialization=False)
-            return
-        super().save_checkpoint(checkpoint, path, storage_options)
-
-    def load_checkpoint(self, path, *args, **kwargs):
-        self.calls.append(f"load {Path(path).name}")
-        return (
-            torch.load(path, weights_only=False) if self.own_format else super().load_checkpoint(path, *args, **kwargs)
-        )
-
-
-def digest(tensors) -> str:
-    """One hash of many tensors, to the bit."""
-    found = hashlib.sha256()
-    for tensor in tensors:
-        tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        found.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
-
-
-def optimizer_tensors(optimizer):
-    # a sharded optimizer gives only its own part away
-    optimizer = getattr(optimizer, "optim", optimizer)
-    for state in optimizer.state_dict()["state"].values():
-        yield from (value for _, value in sorted(state.items()) if isinstance(value, torch.Tensor))
 
 
 def parse(argv: list[str]):
@@ -227,19 +132,24 @@ def parse(argv: list[str]):
     parser.add_argument("--schedule", choices=("step", "epoch", "plateau"), default="step")
     parser.add_argument("--width", type=int, default=WIDTH)
     parser.add_argument("--kill-at", type=int)
-    parser.add_argument("--kill-rank", type=int, default=0)
-    parser.add_argument("--kill", default="KILL")
+    parser.add_argument("--kill-rank", type=int, default=0, help="-1: every rank")
+    parser.add_argument("--kill", choices=("KILL", "TERM", "INT", "RAISE", "EXIT", "TIME"), default="KILL")
     parser.add_argument("--settle-s", type=float, default=0.5)
+    parser.add_argument("--stall-at", type=int, help="step at whose end a rank stands still")
+    parser.add_argument("--stall-rank", type=int, default=0)
+    parser.add_argument("--stall-s", type=float, default=60)
     parser.add_argument("--foreign-at", type=int)
     parser.add_argument("--foreign-rank", type=int, default=0)
     parser.add_argument("--foreign-hparams", action="store_true")
     parser.add_argument("--io", choices=("default", "custom", "async", "own"), default="default")
     parser.add_argument("--max-time")
     parser.add_argument("--fits", type=int, default=1)
+    parser.add_argument("--inner-fit-at", type=int, help="another Trainer fits within this one")
     parser.add_argument("--fast-dev-run", action="store_true")
     parser.add_argument("--lr-find", action="store_true")
     parser.add_argument("--zero", action="store_true")
     parser.add_argument("--library", help="base container: use the library form")
+    parser.add_argument("--library-durable", help="what the recipe's own AutoResume finds")
     parser.add_argument("--every", type=int, default=2)
     parser.add_argument("--skip-every", type=int)
     parser.add_argument("--direct-at", type=int, help="save to memory by the path alone at that step")
@@ -269,10 +179,12 @@ def trainer_for(args, watcher, io, folder: Path):
         os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
         callbacks.append(LearningRateFinder(num_training_steps=5, update_attr=False))
     ranks = int(os.environ.get("RECIPE_DEVICES", os.environ.get("WORLD_SIZE", 1)))
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
     return L.Trainer(
         accelerator="cpu",
         strategy=make_strategy(args.strategy, ranks),
-        devices=ranks,
+        devices=per_node,
+        num_nodes=ranks // per_node,
         max_steps=args.steps,
         fast_dev_run=args.fast_dev_run,
         max_epochs=args.epochs,
@@ -292,29 +204,6 @@ def trainer_for(args, watcher, io, folder: Path):
         default_root_dir=folder,
         use_distributed_sampler=False,
     )
-
-
-def make_strategy(name: str, ranks: int):
-    strategies = importlib.import_module(f"{PACKAGE}.strategies")
-    if name == "fsdp":
-        # Lightning and torch take a CPU only if told so; what a checkpoint holds stays FSDPStrategy's own
-        class OnCPU(strategies.FSDPStrategy):
-            def _setup_model(self, model):
-                from torch.distributed.fsdp import FullyShardedDataParallel
-
-                return FullyShardedDataParallel(model, device_id=torch.device("cpu"), **self.kwargs)
-
-        return OnCPU(auto_wrap_policy={torch.nn.Linear}, state_dict_type="sharded")
-    if name == "model_parallel":
-        return strategies.ModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1)
-    if name == "strange":
-
-        class StrangeStrategy(strategies.SingleDeviceStrategy):
-            def save_checkpoint(self, checkpoint, filepath, storage_options=None):
-                super().save_checkpoint(checkpoint, filepath, storage_options)
-
-        return StrangeStrategy(device=torch.device("cpu"))
-    return name
 
 
 def main(argv: list[str]) -> None:
@@ -347,7 +236,8 @@ def main(argv: list[str]) -> None:
         # from 2.6 on Lightning refuses to load what this recipe's callback puts into a file unless told so
         trusting = {"weights_only": False} if "weights_only" in inspect.signature(trainer.fit).parameters else {}
         loader = torch.utils.data.DataLoader(Batches(rank).data, batch_size=4) if args.stateless else Batches(rank)
-        trainer.fit(model, loader, Batches(rank), ckpt_path=args.ckpt_path, **trusting)
+        path = args.ckpt_path and args.ckpt_path.replace("{rank}", str(rank))
+        trainer.fit(model, loader, Batches(rank), ckpt_path=path, **trusting)
         if args.validate_every:
             trainer.validate(model, Batches(rank))
         fits.append(describe(trainer, model, watcher, inner))
@@ -361,6 +251,7 @@ def describe(trainer, model, watcher, inner) -> dict:
         names, *rows = [line.split(",") for line in metrics.read_text().splitlines()]
         logged = [int(row[names.index("step")]) for row in rows]
     return {
+        "release": importlib.import_module(PACKAGE.partition(".")[0]).__version__,
         "step": trainer.global_step,
         "started_at": watcher.started_at,
         "epoch": trainer.current_epoch,
@@ -380,6 +271,31 @@ def describe(trainer, model, watcher, inner) -> dict:
     }
 
 
+def fit_within(args) -> None:
+    state = torch.get_rng_state()
+    inner = parse(["--out", args.out, "--dir", f"{args.dir}/inner", "--steps", "6", "--kill-at", "-1"])
+    trainer = trainer_for(inner, Watcher(inner), None, Path(inner.dir))
+    if args.library:
+        inner.library, inner.every = args.library, 2
+        use_library(inner, trainer)
+    trainer.fit(Model(), Batches(0))
+    assert trainer.global_step == 6
+    torch.set_rng_state(state)
+
+
+class Resume:
+    """What a recipe without NeMo may have in the place of its AutoResume: names a checkpoint once one was made."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def get_trainer_ckpt_path(self, model=None):
+        return self.path if Path(self.path).parent.exists() else None
+
+    def setup(self, trainer, model=None) -> None:
+        trainer.ckpt_path = self.get_trainer_ckpt_path()
+
+
 def use_zero(model) -> None:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -396,7 +312,10 @@ def use_library(args, trainer) -> None:
     if args.strategy != "model_parallel":
         # that one does it within fit alone
         trainer.strategy.setup_environment()
-    resume = wrap_trainer_and_auto_resume_with_mlflashpoint(trainer, args.library, async_save=True)
+    own = Resume(args.library_durable) if args.library_durable else None
+    resume = wrap_trainer_and_auto_resume_with_mlflashpoint(
+        trainer, args.library, async_save=True, default_auto_resume=own
+    )
     resume.setup(trainer)
 
 

@@ -20,6 +20,8 @@ OVERLAYS = ROOT / ".envs" / "lightning"
 PYTHON = ROOT / ".venv" / "bin" / "python"
 #: package -> overlay
 PACKAGES = {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch_lightning"}
+#: the overlay of each package's releases in between
+BETWEEN = {package: f"{overlay}-2.5" for package, overlay in PACKAGES.items()}
 #: one save in this many steps
 EVERY = 3
 
@@ -27,12 +29,19 @@ _SAVE = re.compile(r"mlflashpoint save (\{.*?\})$", re.MULTILINE)
 _OBSERVE = re.compile(r"mlflashpoint observe (\{.*?\})$", re.MULTILINE)
 
 
-def environ(package: str, *, agent: bool, also: str = "") -> dict[str, str]:
-    """Environment of a warm process; ``also`` is a second overlay on the path."""
-    overlay = OVERLAYS / PACKAGES[package]
-    if not overlay.is_dir():
-        pytest.skip(f"{overlay} is missing: tools/envs/lightning.sh builds it")
-    paths = [overlay, *([OVERLAYS / also] if also else []), ROOT]
+def need(environment: Path, builder: str) -> None:
+    """Skip the test if its environment was not built; fail it where all are to be there."""
+    if not (environment / ".stamp").is_file():
+        leave = pytest.fail if os.environ.get("REQUIRE_FRAMEWORKS") else pytest.skip
+        leave(f"{environment} is missing: {builder} builds it")
+
+
+def environ(package: str, *, agent: bool, overlay: str = "", also: str = "") -> dict[str, str]:
+    """Environment of a warm process; ``overlay`` is not the package's usual one, ``also`` a second one on the path."""
+    chosen = [overlay or PACKAGES[package], *([also] if also else [])]
+    for name in chosen:
+        need(OVERLAYS / name, "tools/envs/lightning.sh")
+    paths = [*(OVERLAYS / name for name in chosen), ROOT]
     found = {name: value for name, value in os.environ.items() if not name.startswith("MLFLASHPOINT_")}
     found.update(
         PYTHONPATH=":".join(map(str, paths)), OMP_NUM_THREADS="1", RECIPE_PACKAGE=package, PYTHONDONTWRITEBYTECODE="1"
@@ -51,11 +60,15 @@ class Job:
     base: Path
     every: int = EVERY
 
-    def run(self, *argv: str, ranks: int = 1, deadline_s: float = 120, **settings: object) -> Outcome:
+    def run(
+        self, *argv: str, ranks: int = 1, deadline_s: float = 120, grace_s: float = 1, **settings: object
+    ) -> Outcome:
         """One start; ``settings`` are ours in lower case, None unsets one."""
         chosen = {"save_every_n_steps": self.every, "job_id": "job", "base_container": self.base, **settings}
         environ = {f"MLFLASHPOINT_{name.upper()}": str(value) for name, value in chosen.items() if value is not None}
-        return self.zygote.run(["--dir", str(self.folder), *argv], ranks=ranks, environ=environ, deadline_s=deadline_s)
+        return self.zygote.run(
+            ["--dir", str(self.folder), *argv], ranks=ranks, environ=environ, deadline_s=deadline_s, grace_s=grace_s
+        )
 
     def versions(self, group: str = "lightning") -> list[Path]:
         return sorted(self.base.glob(f"{group}/seat-*/*.commit"))

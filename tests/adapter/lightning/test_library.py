@@ -71,6 +71,8 @@ def test_under_the_agent_too_there_is_one_save_per_step(job, straight):
         "a_trainer_that_never_fits_stops_no_other",
         "a_path_of_another_step_or_of_none_is_refused",
         "the_same_trainer_fits_twice",
+        "strategies_whose_library_is_missing_here_are_refused_by_name",
+        "parameters_of_the_guide_that_the_store_decides_itself_change_nothing",
     ],
 )
 def test_inside(plain_zygote, check):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.adapter.lightning import support
-from tests.adapter.lightning.support import exact, observed, saves, steps
+from tests.adapter.lightning.support import exact, observed, steps
 
 pytestmark = pytest.mark.multiprocess
 
@@ -47,9 +47,11 @@ def test_a_kill_around_the_end_of_an_epoch_changes_nothing(job, straight, packag
     (expected,) = straight(*argv)
     resumed = kill_at // 4 * 4
     assert exact(again) == exact(expected)
-    # the loggers go on with the step that is next (a validation writes rows of its own)
-    assert again["logged"] == [step for step in expected["logged"] if step >= resumed] or validate
     # 2.6 takes a validation that was due when the state was saved for done, whatever it resumes from; 2.4 repeats it
+    repeats = package == "pytorch_lightning" and validate and resumed % int(validate[1]) == 0
+    # the loggers go on with the step that is next, behind the row of a repeated validation
+    expected_steps = [step for step in expected["logged"] if step >= resumed]
+    assert again["logged"] == ([resumed - 1] if repeats else []) + expected_steps
     first = resumed + (package == "lightning.pytorch")
     assert again["events"] == [f"restored {resumed}", *(e for e in expected["events"] if int(e.split()[1]) >= first)]
 
@@ -205,7 +207,7 @@ def test_checkpoint_io_of_the_recipe_sees_its_own_saves_alone(job, io):
 @pytest.mark.parametrize(("how", "status"), [("RAISE", 1), ("TERM", 1)])
 def test_an_error_or_sigterm_keeps_the_memory_versions(job, straight, how, status):
     broken = job.run(*STEPS, "--kill-at", "20", "--kill", how)
-    assert broken.statuses != [0]
+    assert broken.statuses == [status], broken.log
     assert len(job.versions()) == 2
     again = job.run(*STEPS)
     assert again.results[0]["started_at"] in (18, 21)
@@ -249,36 +251,6 @@ def test_a_good_end_keeps_the_memory_versions_if_told_to(job):
     assert len(job.versions()) == 2
 
 
-def test_a_stop_by_max_time_is_no_end(job):
-    # every step is saved, so that one is however slow the machine
-    outcome = job.run("--steps", "1000000", "--epochs", "-1", "--max-time", "00:00:00:03", save_every_n_steps=1)
-    assert outcome.statuses == [0], outcome.log
-    assert job.versions() and "max_time stopped the training" in outcome.log
-
-
-def test_a_changed_model_is_refused_by_the_names_of_its_tensors_and_training_starts_anew(job):
-    assert job.run(*STEPS, "--kill-at", "8").statuses == [-9]
-    changed = job.run(*STEPS, "--width", "16")
-    assert changed.statuses == [0] and changed.results[0]["started_at"] == 0
-    assert "net.0.weight is float32[8, 8] in the store, float32[16, 8] in the model" in changed.log
-
-
-def test_an_object_that_may_not_be_stored_costs_that_save_alone(job):
-    outcome = job.run("--steps", "12", "--foreign-at", "6", keep_on_success=1)
-    assert outcome.statuses == [0]
-    assert steps(outcome.log) == [3, 9, 12]
-    failed = [save for save in saves(outcome.log) if not save["ok"]]
-    assert [save["step"] for save in failed] == [6]
-    assert "Foreign" in failed[0]["error"] and "foreign" in failed[0]["error"] and "remedy" in failed[0]["error"]
-
-
-def test_hyperparameters_of_any_type_do_not_hinder_a_save(job, straight):
-    assert job.run(*STEPS, "--foreign-hparams", "--kill-at", "8").statuses == [-9]
-    again = job.run(*STEPS, "--foreign-hparams")
-    assert again.results[0]["started_at"] == 6
-    assert exact(again.results[0]) == exact(straight(*STEPS)[0])
-
-
 def test_durable_checkpoints_are_those_of_a_run_without_us_and_load_where_we_are_not_installed(job, plain_job, package):
     contents = []
     for one in (job, plain_job):
@@ -308,15 +280,6 @@ def _content_without_us(package: str, checkpoint: Path, folder: Path) -> str:
     return found.stdout.replace(str(folder), "")
 
 
-def test_two_trainers_of_one_process_never_take_each_others_versions(job, straight):
-    argv = ("--steps", "12", "--fits", "2")
-    assert job.run(*argv, "--kill-at", "8").statuses == [-9]
-    assert job.versions("lightning") == [] and len(job.versions("lightning-2")) == 2
-    again = job.run(*argv)
-    assert [fit["started_at"] for fit in again.results[0]["fits"]] == [0, 6]
-    assert [exact(fit) for fit in again.results[0]["fits"]] == [exact(fit) for fit in straight(*argv)[0]["fits"]]
-
-
 def test_a_tuner_at_the_start_of_a_fit_does_not_undo_the_resume(job):
     argv = ("--steps", "12", "--lr-find")
     assert job.run(*argv, "--kill-at", "8").statuses == [-9]
@@ -331,19 +294,6 @@ def test_a_trial_run_neither_uses_nor_removes_what_is_in_memory(job):
     trial = job.run("--steps", "12", "--fast-dev-run")
     assert trial.statuses == [0] and trial.results[0]["started_at"] == 0, trial.log
     assert job.run("--steps", "12").results[0]["started_at"] == 6
-
-
-def test_a_strategy_that_saves_its_own_way_is_refused_by_name_and_trains_on(job, straight):
-    outcome = job.run("--steps", "12", "--strategy", "strange")
-    assert exact(outcome.results[0]) == exact(straight("--steps", "12")[0])
-    assert "StrangeStrategy" in outcome.log and "save_checkpoint" in outcome.log and not saves(outcome.log)
-
-
-def test_a_container_that_cannot_be_used_costs_the_memory_saves_alone(job, straight, tmp_path):
-    outcome = job.run("--steps", "12", base_container=tmp_path / "on-disk")
-    assert outcome.statuses == [0]
-    assert exact(outcome.results[0]) == exact(straight("--steps", "12")[0])
-    assert "not on tmpfs" in outcome.log and steps(outcome.log) == []
 
 
 def test_both_packages_imported_make_one_save_per_step(package, tmp_path):
@@ -371,3 +321,9 @@ def test_both_packages_imported_make_one_save_per_step(package, tmp_path):
     assert found.returncode == 0, found.stderr
     assert steps(found.stderr) == [3, 9]
     assert [line["step"] for line in observed(found.stderr)] == [6, 6, 12, 12], "two files per step, each seen once"
+
+
+def test_a_batch_with_no_save_due_has_one_hook_of_ours(agent_zygote):
+    check = ["--inside", "a_batch_with_no_save_due_has_one_hook_of_ours"]
+    outcome = agent_zygote.run(check, environ={"MLFLASHPOINT_JOB_ID": "job"})
+    assert outcome.statuses == [0], outcome.log

@@ -13,8 +13,7 @@ RECIPE = Path(__file__).with_name("recipe.py")
 
 
 def environ(*, agent: bool) -> dict[str, str]:
-    if not (ENV / ".stamp").is_file():
-        pytest.skip(f"{ENV} is missing: tools/envs/nemo.sh builds it")
+    support.need(ENV, "tools/envs/nemo.sh")
     found = {name: value for name, value in os.environ.items() if not name.startswith("MLFLASHPOINT_")}
     found.update(PYTHONPATH=str(support.ROOT), OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
     if agent:

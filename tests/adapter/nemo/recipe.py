@@ -46,6 +46,8 @@ cuda_as_cpu.after_import()
 adam.install()
 
 LENGTH, VOCABULARY, SAMPLES = 16, 128, 512
+#: as a rank
+ALL = -1
 
 
 class Samples(torch.utils.data.Dataset):
@@ -151,9 +153,11 @@ class Watcher(pl.Callback):
         self.started_at = trainer.global_step
 
     def on_train_batch_start(self, trainer, module, batch, index) -> None:
-        if trainer.global_step == self.args.kill_at and trainer.global_rank == self.args.kill_rank:
+        if trainer.global_step == self.args.kill_at and self.args.kill_rank in (trainer.global_rank, ALL):
             time.sleep(self.args.settle_s)
-            os.kill(os.getpid(), signal.SIGKILL)
+            if self.args.kill == "RAISE":
+                raise RuntimeError("the recipe failed")
+            os.kill(os.getpid(), {"KILL": signal.SIGKILL, "TERM": signal.SIGTERM}[self.args.kill])
 
     def on_train_batch_end(self, trainer, module, *rest) -> None:
         self.consumed.append(trainer.datamodule.state_dict()["consumed_samples"])
@@ -165,21 +169,26 @@ def parse(argv: list[str]):
     parser.add_argument("--dir", required=True)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--nodes", action="store_true", help="each rank is a node of its own")
     parser.add_argument("--distributed-optimizer", action="store_true")
     parser.add_argument("--fully-reshardable", action="store_true")
     parser.add_argument("--async-save", action="store_true")
+    parser.add_argument("--no-save-optimizer", action="store_true", help="durable checkpoints have no optimizer state")
     parser.add_argument("--durable-every", type=int, default=0)
     parser.add_argument("--context", action="store_true")
     parser.add_argument("--resume", action="store_true", help="with AutoResume, as NeMo recipes do")
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--kill-at", type=int)
-    parser.add_argument("--kill-rank", type=int, default=0)
+    parser.add_argument("--kill-rank", type=int, default=0, help="-1: every rank")
+    parser.add_argument("--kill", choices=("KILL", "TERM", "RAISE"), default="KILL")
     parser.add_argument("--settle-s", type=float, default=0.5)
     parser.add_argument("--library", help="base container: use the library form")
     parser.add_argument("--every", type=int, default=2)
     parser.add_argument("--always-save-context", action="store_true")
     parser.add_argument("--restore", help="checkpoint whose weights the training begins with")
     parser.add_argument("--transform", action="store_true", help="as PEFT does")
+    parser.add_argument("--ckpt-format", default="torch_dist")
+    parser.add_argument("--modelopt", action="store_true", help="as with a model that ModelOpt has converted")
     parser.add_argument("--slow-durable-s", type=float, default=0.0)
     return parser.parse_args(argv)
 
@@ -191,6 +200,8 @@ def main(argv: list[str]) -> None:
         getattr(inside, argv[1])(Path(argv[-1]))
         return
     args = parse(argv)
+    if args.nodes:
+        be_a_node()
     torch.set_num_threads(1)
     pl.seed_everything(5)
     ranks = int(os.environ.get("WORLD_SIZE", 1))
@@ -198,9 +209,10 @@ def main(argv: list[str]) -> None:
     strategy = nl.MegatronStrategy(
         tensor_model_parallel_size=args.tp,
         ckpt_async_save=args.async_save,
+        ckpt_save_optimizer=not args.no_save_optimizer,
         ckpt_parallel_load=False,
         ckpt_optim_fully_reshardable=args.fully_reshardable,
-        save_ckpt_format="torch_dist",
+        save_ckpt_format=args.ckpt_format,
         pipeline_dtype=torch.float32,
         process_group_backend="gloo",
         # its printer gathers on rank 0 alone, which gloo does not survive
@@ -225,7 +237,8 @@ def main(argv: list[str]) -> None:
     folder = Path(args.dir)
     trainer = nl.Trainer(
         accelerator="cpu",
-        devices=ranks,
+        devices=1 if args.nodes else ranks,
+        num_nodes=ranks if args.nodes else 1,
         strategy=strategy,
         max_steps=args.steps,
         limit_val_batches=0,
@@ -252,6 +265,10 @@ def main(argv: list[str]) -> None:
     if args.transform:
         model.model_transform = lambda module: module
         trainer.callbacks.append(ModelTransform())
+    if args.modelopt:
+        # what NeMo does with such a model: it saves more than its CheckpointIO is given
+        module = sys.modules["nemo.collections.llm.modelopt.model_utils"]
+        module.save_modelopt_state = lambda model, path, checkpoint_io: checkpoint_io.save_sharded_strategy
     if args.slow_durable_s:
         slow_down_durable(args.slow_durable_s)
     if args.library:
@@ -261,6 +278,13 @@ def main(argv: list[str]) -> None:
     # the folders that hold a version while the training goes on
     trainer.fit(model, data)
     Path(args.out, f"result-{os.environ.get('RANK', 0)}.json").write_text(json.dumps(describe(trainer, model, watcher)))
+
+
+def be_a_node() -> None:
+    """Each rank is a node of its own, with a container of its own."""
+    node = os.environ["RANK"]
+    os.environ["MLFLASHPOINT_BASE_CONTAINER"] += f"/node-{node}"
+    os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", GROUP_RANK=node, MLFLASHPOINT_FAILURE_DOMAIN=f"node-{node}")
 
 
 def digest(tensors) -> str:

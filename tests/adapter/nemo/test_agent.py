@@ -41,6 +41,20 @@ def test_a_killed_run_goes_on_from_memory_on_all_ranks_and_ends_as_the_straight_
     assert job.versions() == []
 
 
+@pytest.mark.parametrize(("how", "victim"), [("TERM", "-1"), ("RAISE", "1")])
+def test_what_breaks_a_fit_off_ends_the_job_at_once_and_keeps_the_versions(job, straight, how, victim):
+    argv = ("--steps", "8", "--distributed-optimizer")
+    broken = job.run(*argv, "--kill-at", "5", "--kill", how, "--kill-rank", victim, ranks=2, grace_s=30)
+    assert 0 not in broken.statuses and -9 not in broken.statuses, broken.log
+    assert len(job.versions()) == 4, "two of each rank"
+    again = job.run(*argv, ranks=2)
+    assert again.statuses == [0, 0], again.log
+    # a signal lets the batch in which it comes be trained to its end
+    assert {result["started_at"] for result in again.results} == {6 if how == "TERM" else 4}
+    assert exact(again.results) == exact(straight(*argv, ranks=2))
+    assert job.versions() == []
+
+
 @pytest.mark.parametrize("how", [(), ("--async-save",)], ids=["sync", "async"])
 def test_durable_saves_and_auto_resume_work_as_ever_and_the_newer_of_the_two_wins(job, straight, how):
     argv = ("--steps", "8", "--durable-every", "4", "--resume", "--distributed-optimizer", *how)
@@ -58,6 +72,15 @@ def test_durable_saves_and_auto_resume_work_as_ever_and_the_newer_of_the_two_win
     names = sorted(path.name for path in (job.folder / "run" / "checkpoints").iterdir())
     # NeMo counts from 0 in these names
     assert names[-2:] == ["step=7", "step=7-last"] and names[:-2] in ([], ["step=3"])
+
+
+def test_durable_checkpoints_without_an_optimizer_are_no_reason_to_skip_a_memory_save_which_has_it(job, straight):
+    argv = ("--no-save-optimizer", "--durable-every", "4")
+    killed = job.run(*argv, "--kill-at", "5")
+    assert killed.statuses == [-9] and steps(killed.log) == [2, 4], killed.log
+    again = job.run(*argv)
+    assert again.statuses == [0] and again.results[0]["started_at"] == 4, again.log
+    assert exact(again.results) == exact(straight())
 
 
 def test_a_durable_checkpoint_newer_than_memory_wins(job):
@@ -109,6 +132,24 @@ def test_a_model_that_is_transformed_after_the_resume_is_refused(job):
     outcome = job.run("--transform")
     assert outcome.statuses == [0], outcome.log
     assert "MegatronStrategy transforms the model (PEFT)" in outcome.log and steps(outcome.log) == []
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (("--ckpt-format", "fsdp_dtensor"), ("MegatronStrategy with save_ckpt_format='fsdp_dtensor'", "torch_dist")),
+        (("--modelopt",), ("MegatronStrategy", "converted by ModelOpt", "the recipe's own checkpoints")),
+    ],
+    ids=["fsdp_dtensor", "ModelOpt"],
+)
+def test_a_state_that_is_saved_past_the_checkpoint_io_is_refused_by_name_and_training_goes_on(
+    job, straight, how, words
+):
+    outcome = job.run(*how)
+    assert outcome.statuses == [0] and steps(outcome.log) == [] and job.versions() == [], outcome.log
+    errors = [line for line in outcome.log.splitlines() if line.startswith("ERROR")]
+    assert len(errors) == 1 and all(word in errors[0] for word in words), errors
+    assert exact(outcome.results) == exact(straight())
 
 
 def test_durable_checkpoints_are_loaded_by_a_job_without_us(job, nemo_plain, straight):

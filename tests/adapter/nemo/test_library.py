@@ -50,6 +50,7 @@ def test_durable_checkpoints_of_the_wrapped_trainer_are_loaded_by_a_job_without_
 
 def test_a_changed_model_is_refused_by_the_names_of_its_tensors(plain_job):
     assert plain_job.run(*library(plain_job), "--kill-at", "5").statuses == [-9]
+    assert not list(plain_job.base.glob("step-*_ckpt")), "context files are there only if they are asked for"
     changed = plain_job.run(*library(plain_job), "--hidden", "32", "--resume")
     assert changed.statuses == [1]
     assert re.search(r"StateMismatchError: .*embedding\.\S+ is \[\d+, 64\] in the store, \[\d+, 32\]", changed.log)
