@@ -9,6 +9,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from torch.distributed.checkpoint.api import CheckpointException
+
 from mlflashpoint.adapter.lightning.durable import checkpoint_step, is_unfinished
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ class NamedCheckpoint:
         content: Mapping[str, Any] | None = None
         try:
             content = self._load()
-        except Exception as error:  # whatever a format, a file system or a strategy raises
+        except (Exception, CheckpointException) as error:  # whatever a format, a file system or a strategy raises
             self._trouble = f"{type(error).__name__}: {error}"
         if not session.runtime.agree("lightning/durable-read", content is not None):
             self._trouble = self._trouble or "another rank can't read it"

@@ -82,3 +82,16 @@ def test_a_checkpoint_that_one_rank_alone_cannot_read_is_used_by_none(job, strai
     assert [result["started_at"] for result in again.results] == [9, 9]
     assert [exact(result) for result in again.results] == [exact(result) for result in straight(*argv[:4], ranks=2)]
     assert "another rank can't read it" in again.logs[0] and "FileNotFoundError" in again.logs[1]
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "model_parallel"])
+def test_memory_wins_over_a_sharded_checkpoint_whose_shards_are_gone(job, straight, strategy):
+    argv = (*STEPS, "--strategy", strategy)
+    assert -9 in job.run(*argv, *DURABLE, "--kill-at", "11", ranks=2, save_every_n_steps=9).statuses
+    path = job.folder / "durable" / "step=10.ckpt"
+    for shard in path.glob("*.distcp"):
+        shard.unlink()
+    again = job.run(*argv, *DURABLE, "--ckpt-path", str(path), ranks=2, save_every_n_steps=9)
+    assert again.statuses == [0, 0], again.log
+    assert [result["started_at"] for result in again.results] == [9, 9] and "can't be read" in again.log
+    assert [exact(result) for result in again.results] == [exact(result) for result in straight(*argv, ranks=2)]

@@ -91,6 +91,16 @@ def test_a_durable_checkpoint_newer_than_memory_wins(job):
     assert "the durable checkpoint of step 4 is newer" in again.log
 
 
+def test_memory_wins_over_a_newer_durable_checkpoint_that_cannot_be_read(job):
+    argv = ("--steps", "8", "--durable-every", "4", "--resume")
+    assert job.run(*argv, "--kill-at", "5", save_every_n_steps=3).statuses == [-9]
+    for shard in (job.folder / "run" / "checkpoints").glob("*/weights/*.distcp"):
+        shard.unlink()
+    again = job.run(*argv, save_every_n_steps=3)
+    assert again.statuses == [0] and again.results[0]["started_at"] == 3, again.log
+    assert re.search(r"WARNING \S+step=3-last\S* can't be read, .*going on from memory, step 3", again.log, re.DOTALL)
+
+
 def test_a_memory_save_never_waits_for_a_slow_durable_one(job):
     argv = ("--steps", "12", "--durable-every", "3", "--async-save", "--slow-durable-s", "4")
     outcome = job.run(*argv, keep_on_success=1)
