@@ -99,12 +99,12 @@ class Gate:
         opening = self._opening
         return opening is not None and opening.decision is None and opening.bound
 
-    def look(self, opening: Opening | None = None, *, waiting: bool = False) -> None:
+    def look(self, opening: Opening | None = None, *, before: int | None = None) -> None:
         """Say what is to be said, and see what is decided.
 
         Args:
             opening: None for that of the next save.
-            waiting: the training thread waits for it.
+            before: step of the save that the training thread waits with, None if it does not wait.
 
         Raises:
             PeerError: the store can't be reached. What was to be said then is not said again: it would count twice.
@@ -117,12 +117,14 @@ class Gate:
             self._know(opening, ledger.shut(opening.after, opening.given_up))
             return
         able = not opening.ready and self._free()
-        if not (able or opening.ready or waiting):
+        if not (able or opening.ready or before is not None):
             return
         decision = ledger.opening(opening.after)
         if decision is None and able and self._bind(opening):
             opening.ready = True
             decision = ledger.ready(opening.after)
+        if decision is None and before is not None:
+            decision = ledger.missed(opening.after, by=before)
         self._know(opening, decision)
 
     def _bind(self, opening: Opening) -> bool:

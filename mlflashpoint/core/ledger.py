@@ -98,6 +98,16 @@ class Ledger:
             return self._decide(step, Decision(yes=True))
         return None
 
+    def missed(self, step: int, by: int) -> Decision | None:
+        """The decision if every rank that began ``step`` has a slot, and all have begun ``by``, the save behind it.
+
+        Whoever has not begun ``step`` by then never will, and would never say that it is ready.
+        """
+        if not self.overtaken(step, by):
+            return None
+        ready, begun = (self._channel.add(f"{step}/{key}", 0) for key in ("ready", "attempts"))
+        return self._decide(step, Decision(yes=True)) if ready >= begun else None
+
     def shut(self, step: int, reason: str) -> Decision:
         """Propose that no rank stages the save behind ``step``; returns the decision that holds."""
         return self._decide(step, Decision(yes=False, reason=f"rank {self._rank}: {reason}"[:_MAX_REASON]))

@@ -60,7 +60,7 @@ class Pipeline:
         )
         self._worker = Worker(f"mlflashpoint-{session.group}", self._watch)
         self._slots = Slots(session, self._pool, self.standing, self._worker, exchange)
-        self._wait = SlotWait(session.config.busy_wait_s, self._pool, self._settlement, self._worker, exchange)
+        self._wait = SlotWait(session.config, self._pool, self._settlement, self._worker, exchange)
         self._looked = 0.0
         #: step -> its save, while that is not over on this rank
         self._under_way: dict[int, Ticket] = {}
@@ -117,6 +117,12 @@ class Pipeline:
                 setting="MLFLASHPOINT_DEADLINE_S",
                 remedy="look whether a rank is stuck, or raise the setting",
             )
+
+    def pass_over(self, ticket: Ticket, error: FlashpointError) -> None:
+        """Take no part in the save, which counts as begun on this rank and has failed."""
+        ticket.opening = self._settlement.gate.next(ticket.epoch, ticket.step)
+        ticket.done.set()
+        self.give_up(ticket, error)
 
     def give_up(self, ticket: Ticket, error: FlashpointError) -> None:
         """Tell the others, in the background, that this rank has no shard of that step."""

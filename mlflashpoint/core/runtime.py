@@ -165,6 +165,19 @@ class Runtime:
             raise result.error
         return result
 
+    def save_failed(self, step: int, reason: BaseException) -> None:
+        """Tell, instead of ``save``, that this rank has nothing to save at ``step``, so that no other waits for it.
+
+        Args:
+            step: as for ``save``.
+            reason: why; the other ranks' logs name it. Raises nothing itself.
+        """
+        try:
+            self._check_usable()
+            self._saves.failed(step, reason)
+        except FlashpointError as error:
+            self._counters.failure("the other ranks could not be told of a failed save", error)
+
     def agree(self, key: str, ok: bool) -> bool:
         """Whether every rank says ``ok``; collective, one answer for all.
 

@@ -65,6 +65,17 @@ class Saves:
         self._tell(result)
         return result
 
+    def failed(self, step: int, reason: BaseException) -> None:
+        """There is no state to save at ``step`` on this rank; raises StepError."""
+        ticket = self._ticket(step, "")
+        if ticket is None:
+            return
+        error = as_flashpoint(reason, rank=self._session.ranks.rank, step=step)
+        self._pipeline.pass_over(ticket, error)
+        self._counters.add("saves_failed")
+        self._last = SaveResult(False, step, error)
+        self._tell(self._last)
+
     def resumed(self, step: int) -> None:
         """Training goes on from ``step``, -1 from nothing."""
         if self._last is None:

@@ -157,7 +157,7 @@ class Settlement:
                 verdict = self._ledger(waiting.epoch).verdict(waiting.step)
                 if verdict is not None and not verdict.complete:
                     self.gate.give_up(f"another rank has no shard of step {waiting.step}")
-            self.gate.look(waiting=waiting is not None)
+            self.gate.look(before=None if waiting is None else waiting.step)
             if waiting is None and not self._pool.open_versions() and not self.gate.undecided:
                 self._pause = 0.0
                 return None

@@ -9,11 +9,13 @@ from mlflashpoint.core.slots import RARER
 from mlflashpoint.core.ticket import Ticket
 from mlflashpoint.core.worker import Worker
 from mlflashpoint.errors import SlotBusyError
+from mlflashpoint.settings import StoreConfig
 
 #: how long the job's store may take to tell what was decided, when a save has been waited for in vain
 ANSWER_S = 2.0
 #: a wait this long is not halved: when the slots are free again, the ranks need a moment to tell each other
 _SHORTEST_S = 0.25
+_MOST_HALVINGS = 10
 
 _REACHABLE = f"if its holders can be reached (the log says so if not), {RARER}"
 
@@ -22,7 +24,7 @@ class SlotWait:
     """For the training thread.
 
     Args:
-        busy_wait_s: longest wait; half as long each further time in a row that it was in vain, to a quarter second.
+        config: says how long to wait; half as long each further time in a row that it was in vain, to a quarter second.
         pool: the slots.
         settlement: whether the other ranks have one too.
         worker: does what waits for the job's store.
@@ -30,14 +32,14 @@ class SlotWait:
     """
 
     def __init__(
-        self, busy_wait_s: float, pool: SlotPool, settlement: Settlement, worker: Worker, exchange: Exchange | None
+        self, config: StoreConfig, pool: SlotPool, settlement: Settlement, worker: Worker, exchange: Exchange | None
     ) -> None:
-        self._busy_wait_s = busy_wait_s
+        self._config = config
         self._pool = pool
         self._settlement = settlement
         self._worker = worker
         self._exchange = exchange
-        self._wait_s = busy_wait_s
+        self._in_vain = 0
 
     def take(self, ticket: Ticket) -> int:
         """Index of a slot that nothing needs any more, marked busy, once every rank has one.
@@ -50,11 +52,11 @@ class SlotWait:
         if index is None:
             index = self._wait(ticket)
         if index is None:
-            self._wait_s = max(self._wait_s / 2, min(self._wait_s, _SHORTEST_S))
+            self._in_vain = min(self._in_vain + 1, _MOST_HALVINGS)
             why = gate.reason if self._pool.available() and gate.reason else self._why_not()
             remedy = _REACHABLE if self._on_its_way() else RARER
             raise SlotBusyError(f"the ranks skip this save together: {why}", remedy=remedy)
-        self._wait_s = self._busy_wait_s
+        self._in_vain = 0
         return index
 
     def _wait(self, ticket: Ticket) -> int | None:
@@ -63,7 +65,8 @@ class SlotWait:
         self._settlement.await_slot(ticket)
         self._worker.submit(lambda: self._settlement.attempt(ticket))
         try:
-            index = self._pool.take(self._wait_s, gate.verdict)
+            longest = self._config.busy_wait_s
+            index = self._pool.take(max(longest / 2**self._in_vain, min(longest, _SHORTEST_S)), gate.verdict)
             if index is not None or gate.verdict() is False:
                 return index
             certain = gate.give_up(self._why_not())

@@ -192,19 +192,22 @@ def commit_slowly(me, slow, seconds):
     }
 
 
-def miss_one_save(me, misser):
-    """The misser's adapter fails before it ever calls save for step 2."""
+def miss_one_save(me, misser, told=False):
+    """The misser's adapter fails before it ever calls save for step 2; ``told``: and tells so."""
     runtime = me.runtime()
     resume(me, runtime)
     oks = []
     for step in range(1, 7):
         me.meet(f"step-{step}")
-        if not (me.rank == misser and step == 2):
+        if me.rank == misser and step == 2:
+            if told:
+                runtime.save_failed(step, ValueError("nothing to save"))
+        else:
             oks.append(runtime.save(state(step, me.rank), step=step).ok)
         runtime.flush()
     settle(runtime, 6)
     runtime.close()
-    return {"oks": oks, "stats": runtime.stats()}
+    return {"oks": oks, "stats": runtime.stats(), "logs": me.logs}
 
 
 def roll_back_in_process(me):

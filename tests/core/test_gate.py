@@ -50,10 +50,10 @@ class Ranks:
             Gate(2, lambda _, r=rank: self.ledgers[r], lambda r=rank: self.free[r], lambda: None) for rank in (0, 1)
         ]
 
-    def look(self, *, rounds=2):
+    def look(self, *, rounds=2, before=9):
         for _ in range(rounds):
             for gate in self.gates:
-                gate.look(waiting=True)
+                gate.look(before=before)
         return [gate.verdict() for gate in self.gates]
 
 
@@ -125,6 +125,22 @@ def test_a_rank_that_is_about_to_tell_of_a_commit_can_skip_no_more_by_itself(ran
     ranks.free[1] = False
     ranks.gates[1].before_commit(ranks.openings[1])
     assert ranks.gates[1].give_up("no slot") is False
+
+
+def test_a_rank_that_never_began_the_save_before_is_not_waited_for_once_all_have_begun_the_next(ranks):
+    # Rank 1 goes on behind step 5, for which it has said that it has a slot.
+    ranks.openings[1] = ranks.gates[1].next(0, 5)
+    for ledger in ranks.ledgers:
+        ledger.attempt(5)
+    ranks.ledgers[0].attempt(7)
+    ranks.free[0] = False
+    assert ranks.look(before=9) == [None, None]
+    ranks.ledgers[0].attempt(9)
+    assert ranks.look(before=9) == [None, None]
+    ranks.ledgers[1].attempt(9)
+    assert ranks.look(before=9) == [None, None]
+    ranks.free[0] = True
+    assert ranks.look(before=9)[0] is True
 
 
 def test_a_call_that_may_have_been_lost_is_not_made_twice(ranks):

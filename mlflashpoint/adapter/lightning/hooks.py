@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mlflashpoint.adapter.lightning import fits, recorder
+from mlflashpoint.adapter.lightning import ends, fits, recorder
 from mlflashpoint.adapter.lightning.cadence import Cadence
 from mlflashpoint.adapter.lightning.fits import session_of
 from mlflashpoint.adapter.lightning.kinds import diverted, kind_of
@@ -38,7 +38,9 @@ def run(call: Any, trainer: Any, args: _Arguments, kwargs: Mapping[str, Any]) ->
     success = False
     try:
         result = call()
-        success = True
+        success = ends.is_done(trainer)
+        if not success:
+            _log.info("max_time stopped the training: the memory versions are kept")
         return result
     finally:
         recorder.detach(trainer)

@@ -7,10 +7,10 @@ form it stays, and ends the session too.
 from __future__ import annotations
 
 import logging
-import sys
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from mlflashpoint.adapter.lightning import ends
 from mlflashpoint.adapter.lightning.packages import pytorch_package
 
 if TYPE_CHECKING:
@@ -52,14 +52,9 @@ def _recorder_class(base: type) -> type:
         def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
             # the agent ends its session later, when nothing can fail any more
             if stage == "fit" and not self._session.of_agent:
-                self._session.finish(success=not _broken_off())
+                self._session.finish(success=ends.is_done(trainer))
 
     return MLFlashpointRecorder
-
-
-def _broken_off() -> bool:
-    """Whether a fit is torn down because of the exception that Lightning swallows, and tells no callback of."""
-    return getattr(sys.exc_info()[0], "__name__", "") == "_TunerExitException"
 
 
 def attach(trainer: Any, session: FitSession) -> None:

@@ -192,8 +192,7 @@ class FitSession:
     def save(self, trainer: Any, step: int) -> SaveResult | None:
         """Save this rank's state as ``step`` now; None if it could not even be captured. Raises nothing unless strict.
 
-        A rank without a shard makes that version incomplete, which the other ranks learn at the next save at the
-        latest; nobody waits for it.
+        A rank without a shard makes that version incomplete, and tells the others so; nobody waits for it.
         """
         if self.closed:
             return None
@@ -205,6 +204,8 @@ class FitSession:
             self._told.add(str(error))
             _log.log(level, "step %d is not saved to memory: %s: %s", step, type(error).__name__, error)
             _log.debug("capturing step %d failed", step, exc_info=error)
+            if self._runtime is not None:
+                self._runtime.save_failed(step, error)
             if self.strict:
                 raise
             return None

@@ -154,14 +154,18 @@ class MemoryStorageWriter(StorageWriter):
     def stage_items(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
         """Copy this rank's items into the store; what to tell the coordinator. Raises FlashpointError."""
         save, runtime = self._begun(), self._usable()
+        stored = False
         try:
             names, table, sent = self._tables.describe(plan, runtime.rank, here=self._is_coordinator)
             state = dict(zip(names, resolve_items(plan, planner), strict=True))
             for name, content in self.side_files.items():
                 state[side_file_key(name)] = bytes_tensor(content)
+            stored = True
             result = self._store(runtime, save, state, sent)
         except BaseException as error:
             locate(error, runtime, save, self.checkpoint_id)
+            if not stored:
+                runtime.save_failed(save.step, error)
             tell_failed(runtime, save, error)
             raise
         finally:
