@@ -24,7 +24,6 @@ from mlflashpoint.errors import DeadlineExceededError, FlashpointError, Topology
 __all__ = ["MLFlashpointMegatronLoadStrategy"]
 
 _swapping = threading.Lock()
-_LONGEST_LOAD_S = 3600.0
 
 
 class MLFlashpointMegatronLoadStrategy(mcore_torch.TorchDistLoadShardedStrategy):  # type: ignore[misc]
@@ -65,7 +64,7 @@ class MLFlashpointMegatronLoadStrategy(mcore_torch.TorchDistLoadShardedStrategy)
         all_ready("look", problem, version=checkpoint_dir, deadline_s=deadline_s)
         reader = self._reader(checkpoint_dir)
         try:
-            with _read_by(reader):
+            with _read_by(reader, deadline_s):
                 result = super().load(sharded_state_dict, Path(checkpoint_dir), *args, **kwargs)
         except (Exception, CheckpointException) as error:
             problem = self._explained(error, reader)
@@ -104,7 +103,8 @@ class MLFlashpointMegatronLoadStrategy(mcore_torch.TorchDistLoadShardedStrategy)
         return super().load_tensors_metadata(Path(checkpoint_dir), metadata)
 
     def load_sharded_metadata(self, checkpoint_dir: Any) -> Any:
-        with self._reader(checkpoint_dir) as reader, _read_by(reader):
+        deadline_s = deadline_of(self.checkpoint_loader.stores, checkpoint_dir)
+        with self._reader(checkpoint_dir) as reader, _read_by(reader, deadline_s):
             return super().load_sharded_metadata(Path(checkpoint_dir))
 
     def remove_sharded_tensors(self, checkpoint_dir: Any, key_prefix: str) -> None:
@@ -150,7 +150,7 @@ def _first_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _read_by(reader: MemoryStorageReader) -> Iterator[None]:
+def _read_by(reader: MemoryStorageReader, deadline_s: float) -> Iterator[None]:
     """Inside, Megatron-Core's torch strategy reads by ``reader`` instead of from files.
 
     What it does around the reading differs from release to release (reformulated optimizer tensors, dequantizing while
@@ -164,8 +164,12 @@ def _read_by(reader: MemoryStorageReader) -> Iterator[None]:
         mine = str(checkpoint_dir) == str(reader.checkpoint_id)
         return reader if mine else original(checkpoint_dir, *args, **kwargs)
 
-    if not _swapping.acquire(timeout=_LONGEST_LOAD_S):
-        raise DeadlineExceededError("another thread of this process has not ended its load", path=reader.checkpoint_id)
+    if not _swapping.acquire(timeout=deadline_s):
+        raise DeadlineExceededError(
+            f"another thread of this process has not ended its load after {deadline_s:g} s",
+            path=reader.checkpoint_id,
+            setting="MLFLASHPOINT_DEADLINE_S",
+        )
     try:
         mcore_torch._get_filesystem_reader = ours
         yield

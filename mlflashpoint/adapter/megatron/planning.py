@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from megatron.core.dist_checkpointing.strategies.state_dict_saver import save_state_dict_async_plan
 from megatron.core.dist_checkpointing.strategies.torch import MCoreSavePlanner
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import _create_write_items
@@ -22,59 +22,51 @@ from torch.distributed.checkpoint.utils import _DistWrapper
 from mlflashpoint.adapter.megatron.readiness import all_ready
 from mlflashpoint.adapter.pytorch.finish import Save
 from mlflashpoint.adapter.pytorch.memory_storage_writer import MemoryStorageWriter
+from mlflashpoint.errors import DeadlineExceededError, FlashpointError, PeerError
 
 _COORDINATOR = 0
 
 
 class PlannedWrite:
-    """One save of this rank: planned and staged, or failed in staging; ``finish`` makes it final on all ranks."""
-
-    #: Megatron-Core then makes each rank's plan without the coordinator
-    can_run_decentralized_global_plan = True
+    """One save of this rank: planned and staged, or failed meanwhile; ``finish`` makes it final on all ranks."""
 
     def __init__(self, writer: MemoryStorageWriter) -> None:
         self._writer = writer
+        self._dist = _DistWrapper(None, True, _COORDINATOR)
         self._results: list[WriteResult] = []
-        self._error: Exception | None = None
         self._metadata: Metadata | None = None
-        self._dist: _DistWrapper | None = None
         self._save: Save | None = None
+        #: kept for ``finish``: raised before, on one rank, it would leave the others in the next collective
+        self.error: Exception | None = None
 
-    def set_up_storage_writer(self, is_coordinator: bool) -> None:
-        self._writer.set_up_storage_writer(is_coordinator)
+    def begin(self, state: Mapping[str, Any], planner: SavePlanner) -> None:
+        planner.set_up_planner(state, is_coordinator=self._dist.is_coordinator)  # type: ignore[arg-type]
+        self._writer.set_up_storage_writer(self._dist.is_coordinator)
         self._save = self._writer.hold(self)
+        self._save.planning = True
 
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return plan
-
-    def prepare_decentralized_global_plan(self, plan: SavePlan) -> SavePlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        return plans
-
-    def prepare_write_data(self, plan: SavePlan, planner: SavePlanner) -> None:
-        """Copy this rank's data into the store.
-
-        A failure is kept for ``finish``: raised here, on one rank, it would leave the others in the next collective.
-        """
+    def described_by(self, plan: SavePlan, planner: SavePlanner) -> Metadata | None:
+        """What all ranks' plans together describe, on the coordinator; collective, and raises nothing of its own."""
+        plans = self._dist.gather_object(plan)
+        if plans is None:
+            return None
         try:
-            self._results = self._writer.stage_items(plan, planner)
+            return planner.create_global_plan(plans)[1]
         except Exception as error:
-            self._error = error
+            self.error = error
+            return None
 
-    def planned(self, metadata: Metadata | None, wrapper: _DistWrapper) -> None:
-        self._metadata, self._dist = metadata, wrapper
-
-    def stage(self, state: Mapping[str, Any], plan: SavePlan, wrapper: _DistWrapper) -> None:
-        """As Megatron-Core does with a plan that it has kept: no rank talks to another, so that none may raise."""
+    def stage(self, plan: SavePlan, planner: SavePlanner, metadata: Metadata | None) -> None:
+        """Copy this rank's data into the store, unless something has failed already."""
+        if self._save is not None:
+            self._save.planning = False
+        if self.error is not None:
+            return
+        self._metadata = metadata
         try:
-            planner = _planner()
-            planner.set_up_planner(state, is_coordinator=wrapper.is_coordinator)  # type: ignore[arg-type]
-            self.set_up_storage_writer(wrapper.is_coordinator)
-            self.prepare_write_data(planner.finish_plan(plan), planner)
+            self._results = self._writer.stage_items(planner.finish_plan(plan), planner)
         except Exception as error:
-            self._error = error
+            self.error = error
 
     def finish(self, deadline_s: float) -> None:
         """Exchange what became of the save; collective.
@@ -83,23 +75,40 @@ class PlannedWrite:
             DeadlineExceededError: some rank does not come to finish it; on all ranks.
             CheckpointException: on all ranks, with the error of each rank that failed.
         """
-        assert self._dist is not None
-        all_ready("finish", deadline_s=deadline_s)
 
-        def mine() -> list[WriteResult]:
-            if self._error is not None:
-                raise self._error
-            return self._results
+        def mine() -> list[WriteResult] | None:
+            if self.error is not None:
+                raise self.error
+            given_up = self._save is not None and self._save.outcome is False
+            return None if given_up else self._results
 
-        def make_final(results: list[list[WriteResult]]) -> None:
+        def make_final(results: list[list[WriteResult] | None]) -> None:
+            # Only where no rank says why: what one rank could not write the others give up too.
+            late = [rank for rank, found in enumerate(results) if found is None]
+            if late:
+                raise DeadlineExceededError(
+                    f"the save was given up before it was finalized, on {len(late)} ranks",
+                    rank=late[0],
+                    setting="MLFLASHPOINT_DEADLINE_S",
+                    remedy="finalize requests earlier: let the queue look after each step",
+                )
             assert self._metadata is not None
-            self._writer.finish(self._metadata, results, save=self._save)
+            self._writer.finish(self._metadata, [found for found in results if found is not None], save=self._save)
 
-        self._dist.all_reduce("write", mine, make_final)
+        try:
+            all_ready("finish", deadline_s=deadline_s)
+            self._dist.all_reduce("write", mine, make_final)
+        except (FlashpointError, CheckpointException):
+            # All ranks raise it: what this one has staged is for nothing, and its slot is free at once.
+            if self._save is not None:
+                self._save.abandon(PeerError("the save was not finished on all ranks", step=self._save.step))
+            raise
 
 
 class SavePlanning:
-    """Plans the saves of one strategy.
+    """Plans the saves of one strategy, each rank for itself, as Megatron-Core does where it can.
+
+    Megatron-Core's own function is not used: what it raises on one rank leaves the others in its collective.
 
     Args:
         keep_plan: whether a plan that came out equal twice is used again while the structure holds.
@@ -108,47 +117,58 @@ class SavePlanning:
     def __init__(self, *, keep_plan: bool) -> None:
         self.keep_plan = keep_plan
         #: of the last save that was planned
-        self._central: SavePlan | None = None
-        self._local: SavePlan | None = None
+        self._plan: SavePlan | None = None
         self._metadata: Metadata | None = None
         self._came_out_twice = False
 
     def fits(self, state: Mapping[str, Any]) -> bool:
         """Whether this rank could save ``state`` by the plan that it has; raises nothing."""
         try:
-            return self._came_out_twice and _fits(self._local, state)
+            return self._came_out_twice and _fits(self._plan, state)
         except Exception:
             # Planning tells what is wrong with it, on all ranks.
             return False
 
-    def plan(self, state: Mapping[str, Any], writer: MemoryStorageWriter, *, again: bool) -> PlannedWrite:
+    def plan(
+        self, state: Mapping[str, Any], writer: MemoryStorageWriter, *, again: bool, deadline_s: float
+    ) -> PlannedWrite:
         """Plan the save of ``state`` and stage this rank's part; collective.
 
         Args:
             state: flattened, in DCP's terms, from ``mcore_to_pyt_state_dict``.
             writer: reset to the version.
             again: whether the plan of the last save fits on every rank; the same on all of them.
+            deadline_s: longest wait for the other ranks.
+
+        Raises:
+            what one rank can't plan: on that rank; PeerError on the others.
         """
-        write = PlannedWrite(writer)
-        if again and self._central is not None:
-            wrapper = _DistWrapper(None, True, _COORDINATOR)
-            write.stage(state, self._central, wrapper)
-            write.planned(self._metadata, wrapper)
-            return write
-        (_, metadata, wrapper), central, local, _, _ = save_state_dict_async_plan(
-            state, write, None, _COORDINATOR, planner=_planner()
-        )
-        if self.keep_plan:
-            self._came_out_twice = central == self._central
-            self._central, self._local, self._metadata = central, local, metadata
-        write.planned(metadata, wrapper)
+        write, planner = PlannedWrite(writer), _planner()
+        plan = self._plan if again else None
+        problem: Exception | None = None
+        try:
+            write.begin(state, planner)
+            if plan is None:
+                plan = planner.create_decentralized_global_plan(planner.create_local_plan())
+        except Exception as error:
+            problem = error
+        if again:
+            # No rank hears of another here.
+            write.error = problem
+        else:
+            all_ready("plan", problem, deadline_s=deadline_s)
+        assert plan is not None
+        metadata = self._metadata if again else write.described_by(plan, planner)
+        if self.keep_plan and not again:
+            self._came_out_twice = write.error is None and plan == self._plan
+            self._plan, self._metadata = plan, metadata
+        write.stage(plan, planner, metadata)
         return write
 
 
-def _planner() -> SavePlanner:
+def _planner() -> Any:
     # Main replicas are chosen by Megatron-Core, so DCP has no duplicates to remove.
-    planner: SavePlanner = MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
-    return planner
+    return MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
 
 
 def _fits(plan: SavePlan | None, state: Mapping[str, Any]) -> bool:

@@ -119,7 +119,7 @@ class MLFlashpointMegatronAsyncSaveStrategy(TorchDistSaveShardedStrategy):  # ty
         of_the_owner = writer.side_files
         writer.side_files = {**of_the_owner, **files}
         try:
-            write = self._planning.plan(state, writer, again=again)
+            write = self._planning.plan(state, writer, again=again, deadline_s=deadline_s)
         finally:
             writer.side_files = of_the_owner
         runtime, version = writer.runtime(), str(checkpoint_dir)

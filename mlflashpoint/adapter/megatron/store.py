@@ -37,7 +37,7 @@ class MegatronStore(MemoryStore):
         self.load_strategy = MLFlashpointMegatronLoadStrategy(checkpoint_loader=self.loader)
 
     def latest(self, *, durable_step: int | None = None) -> CheckpointContainerId | None:
-        """As ``MemoryStore.latest``; a request that is still to be finalized is left alone."""
+        """As ``MemoryStore.latest``. Finalize all requests before: one that is left it waits for until the deadline."""
         return self.loader.get_latest_complete_checkpoint(self.base, durable_step=durable_step)
 
     def save(self, checkpoint: dict[str, Any], step: int, *, async_save: bool = True, **options: Any) -> Any:

@@ -102,6 +102,27 @@ def test_a_rank_that_does_not_finalize_is_waited_for_until_our_deadline(saved):
     goes_on(results, 3)
 
 
+def test_a_request_that_is_finalized_when_nobody_waits_any_more_is_an_error_on_all(saved):
+    results = saved("a_request_that_is_finalized_too_late")
+    refused(results, "CheckpointException", "DeadlineExceededError", "given up before it was finalized")
+    goes_on(results, 3)
+
+
+def test_what_one_rank_cant_plan_is_told_to_all_and_the_step_can_be_saved_yet(saved):
+    results = saved("a_state_that_one_rank_cant_plan")
+    assert [result["refused"]["kind"] for result in results] == ["PeerError", "ValueError"]
+    for result in results:
+        assert "odd tensor" in result["refused"]["text"]
+        assert result["refused"]["seconds"] < SOON_S
+    goes_on(results, 2)
+
+
+def test_plans_that_do_not_fit_together_are_an_error_on_all(saved):
+    results = saved("plans_that_do_not_fit_together")
+    refused(results, "CheckpointException", "odd plans")
+    goes_on(results, 3)
+
+
 def test_requests_that_are_under_way_at_once_each_become_the_version_that_they_are(saved):
     for rank, result in enumerate(saved("two_requests_at_once")):
         assert result["newest"].endswith("/two/step-3_ckpt")

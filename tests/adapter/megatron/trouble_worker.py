@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 from ranks import begin, failing, own_of, plain, uneven
@@ -21,6 +22,7 @@ def main(what, base, durable):
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
     from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
+    from megatron.core.dist_checkpointing.strategies.torch import MCoreSavePlanner
 
     from mlflashpoint.adapter.megatron import MegatronStore, folder
     from mlflashpoint.adapter.pytorch.shards import Shards
@@ -152,6 +154,16 @@ def main(what, base, durable):
             return {"refused": refused, "next": goes_on(store, 3)}
 
         @scenario
+        def a_request_that_is_finalized_too_late():
+            store = opened("too-late", deadline_s=2.0)
+            store.save(state(1), 1, async_save=False)
+            request = store.save(state(2), 2)
+            # Until no rank waits for it any more.
+            store.runtime.flush()
+            time.sleep(0.5)
+            return {"refused": failing(request.execute_sync), "next": goes_on(store, 3)}
+
+        @scenario
         def two_requests_at_once():
             """The second save, of another structure, begins before the first request is finalized."""
             store = opened("two", keep_versions=3)
@@ -175,6 +187,35 @@ def main(what, base, durable):
                 store.save(state(step), step)
             found = failing(lambda: store.save(state(4), 4, async_save=False))
             return {"refused": found, "next": goes_on(store, 5)}
+
+        @scenario
+        def a_state_that_one_rank_cant_plan():
+            store = opened("planned")
+
+            def broken(self):
+                MCoreSavePlanner.create_local_plan = original
+                raise ValueError("odd tensor")
+
+            original = MCoreSavePlanner.create_local_plan
+            if rank == 1:
+                MCoreSavePlanner.create_local_plan = broken
+            refused = failing(lambda: store.save(state(2), 2, async_save=False))
+            return {"refused": refused, "next": goes_on(store, 2)}
+
+        @scenario
+        def plans_that_do_not_fit_together():
+            """The coordinator sees it."""
+            store = opened("together")
+
+            def broken(self, plans):
+                MCoreSavePlanner.create_global_plan = original
+                raise ValueError("odd plans")
+
+            original = MCoreSavePlanner.create_global_plan
+            if rank == 0:
+                MCoreSavePlanner.create_global_plan = broken
+            refused = failing(lambda: store.save(state(2), 2, async_save=False))
+            return {"refused": refused, "next": goes_on(store, 3)}
 
     def loads():
         def damage(store, step):

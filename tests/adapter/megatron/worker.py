@@ -262,9 +262,9 @@ def main(what, base, durable):
             planning = store.save_strategy._planning
             original = planning.plan
 
-            def watched(*args, again):
+            def watched(*args, again, **options):
                 planned.append(again)
-                return original(*args, again=again)
+                return original(*args, again=again, **options)
 
             planning.plan = watched
             for step in (1, 2, 3, 4):
