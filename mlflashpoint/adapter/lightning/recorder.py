@@ -19,16 +19,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-#: parts of the names of hooks that are called at every batch
-_PER_BATCH = ("batch", "backward", "optimizer_step", "zero_grad")
-
-
 @cache
 def _recorder_class(base: type) -> type:
-    # Lightning calls every hook that is callable, and what it does around each call is most of what a step has of us.
-    idle = {name: None for name in dir(base) if name.startswith("on_") and any(part in name for part in _PER_BATCH)}
-
-    class MLFlashpointRecorder(type("_IdleCallback", (base,), idle)):  # type: ignore[misc]
+    class MLFlashpointRecorder(base):  # type: ignore[misc]
         def __init__(self, session: FitSession) -> None:
             super().__init__()
             self._session = session

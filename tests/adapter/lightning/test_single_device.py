@@ -323,7 +323,7 @@ def test_both_packages_imported_make_one_save_per_step(package, tmp_path):
     assert [line["step"] for line in observed(found.stderr)] == [6, 6, 12, 12], "two files per step, each seen once"
 
 
-def test_a_batch_with_no_save_due_has_one_hook_of_ours(agent_zygote):
-    check = ["--inside", "a_batch_with_no_save_due_has_one_hook_of_ours"]
+def test_a_batch_has_one_hook_of_ours_and_the_others_are_lightnings_own(agent_zygote):
+    check = ["--inside", "a_batch_has_one_hook_of_ours_and_the_others_are_lightnings_own"]
     outcome = agent_zygote.run(check, environ={"MLFLASHPOINT_JOB_ID": "job"})
     assert outcome.statuses == [0], outcome.log
