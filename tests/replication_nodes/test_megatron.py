@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.adapter.megatron.test_dist_checkpointing import RELEASES
+from tests.adapter.megatron.conftest import RELEASES
 from tests.adapter.pytorch import launch
 from tests.replication_nodes.forked import Job
 from tests.warm import Zygote
