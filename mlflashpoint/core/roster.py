@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import secrets
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +28,6 @@ from mlflashpoint.errors import PeerError
 __all__ = ["PROTOCOL", "Joined", "Member", "join", "meet"]
 
 _ALONE = Placement()
-#: seconds between two looks for ranks that come late
-_LATE_LOOK_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -53,14 +50,7 @@ class Joined:
 
 
 def join(
-    channel: Channel,
-    me: Member,
-    lineage: Lineage,
-    *,
-    world_size: int,
-    deadline_s: float,
-    replicas: int = 0,
-    late_s: float = 0.0,
+    channel: Channel, me: Member, lineage: Lineage, *, world_size: int, deadline_s: float, replicas: int = 0
 ) -> Joined:
     """Enter the roster; collective.
 
@@ -71,7 +61,6 @@ def join(
         world_size: ranks that have to come.
         deadline_s: longest wait in seconds.
         replicas: copies of each shard on other failure domains; only rank 0's is used.
-        late_s: seconds in which who has given up tells those who come later so, who would else wait in vain.
 
     Raises:
         DeadlineExceededError: some ranks did not come; names them.
@@ -82,8 +71,8 @@ def join(
     channel.post(f"hello/{me.rank}", [token, dataclasses.asdict(me)])
     channel.add("hellos")
     if me.rank == 0:
-        return _Host(channel, me, token, world_size, Deadline(deadline_s * FIRST_SHARE), replicas, late_s).gather()
-    return _follow(channel, me, token, world_size, Deadline(deadline_s), late_s)
+        return _Host(channel, me, world_size, Deadline(deadline_s * FIRST_SHARE), replicas).gather()
+    return _follow(channel, me, token, world_size, Deadline(deadline_s))
 
 
 def meet(channel: Channel, *, rank: int, world_size: int, deadline_s: float) -> str:
@@ -92,14 +81,16 @@ def meet(channel: Channel, *, rank: int, world_size: int, deadline_s: float) -> 
     Collective, and raises as ``join`` does. What is said under the name is safe from what the store holds already.
     """
     me = Member(rank=rank, seat=0, node="", domain="", seen=0, job_id="")
-    joined = join(channel, me, Lineage(), world_size=world_size, deadline_s=deadline_s, late_s=2 * deadline_s)
-    talk = channel.under(f"proposal-{joined.proposal}")
-    if talk.add("met") == world_size:
-        _in_background(lambda: _forget(talk, world_size))
+    joined = join(channel, me, Lineage(), world_size=world_size, deadline_s=deadline_s)
+    # The ranks have met: what is only tidied up may fail.
+    with contextlib.suppress(PeerError):
+        talk = channel.under(f"proposal-{joined.proposal}")
+        if talk.add("met") == world_size:
+            _in_background(lambda: _forget(talk, world_size))
     return joined.start.run
 
 
-def _follow(channel: Channel, me: Member, token: str, world_size: int, deadline: Deadline, late_s: float) -> Joined:
+def _follow(channel: Channel, me: Member, token: str, world_size: int, deadline: Deadline) -> Joined:
     """Every other rank's part: acknowledge each proposal that names this process, until one is confirmed."""
     #: proposal -> whether this rank leads its node by it
     acknowledged: dict[str, bool] = {}
@@ -130,55 +121,31 @@ def _follow(channel: Channel, me: Member, token: str, world_size: int, deadline:
 
     joined = poll(look, deadline, world_size=world_size)
     if joined is None:
-        if me.rank == 1 and late_s:
-            _in_background(lambda: _tell_late_host(channel, channel.read("hello/0"), Deadline(late_s)))
         raise too_late(f"{unanswered([0], 'joined')} within {deadline.seconds:g} s", me.rank)
     return joined
-
-
-def _tell_late_host(channel: Channel, known: Any, deadline: Deadline) -> None:
-    """Rank 0, if it comes yet, learns that the others have gone; ``known`` is the entry that it had until now."""
-    while not deadline.passed:
-        entry = channel.read("hello/0")
-        if entry != known:
-            channel.post(f"gone/{_hello_from(entry)[0]}", 1)
-            return
-        time.sleep(_LATE_LOOK_S)
 
 
 def _forget(talk: Channel, world_size: int) -> None:
     """Delete a proposal that nobody reads any more."""
     each = [f"{what}/{rank}" for what in ("rank", "ack", "placement") for rank in range(world_size)]
-    talk.delete(*each, "acks", "confirmed", "met")
+    talk.delete(*each, "acks", "called_off", "confirmed", "met")
 
 
-def _in_background(tell: Callable[[], None]) -> None:
+def _in_background(forget: Callable[[], None]) -> None:
     def run() -> None:
         with contextlib.suppress(PeerError):
-            tell()
+            forget()
 
-    threading.Thread(target=run, name="mlflashpoint-late", daemon=True).start()
+    threading.Thread(target=run, name="mlflashpoint-forget", daemon=True).start()
 
 
 class _Host:
     """Rank 0's part: propose a roster until one is acknowledged by all."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        me: Member,
-        token: str,
-        world_size: int,
-        deadline: Deadline,
-        replicas: int,
-        late_s: float,
-    ) -> None:
+    def __init__(self, channel: Channel, me: Member, world_size: int, deadline: Deadline, replicas: int) -> None:
         self._channel = channel
         self._replicas = replicas
         self._me = me
-        self._token = token
-        self._late_s = late_s
-        self._others_have_gone = False
         self._world_size = world_size
         self._deadline = deadline
         self._tokens: list[str | None] = [None] * world_size
@@ -197,8 +164,6 @@ class _Host:
         if reason is not None:
             # Those who are here must not wait for those who are not.
             self._propose(called_off=reason)
-            if reason.timed_out and self._late_s:
-                _in_background(lambda: self._tell_late(reason))
             raise reason.error(self._me.rank)
         members = tuple(member for member in self._members if member is not None)
         start = Incarnation.after(max(member.seen for member in members))
@@ -210,31 +175,10 @@ class _Host:
         return Joined(start, members[0], members, placements[0], self._name)
 
     def _complete(self) -> bool | None:
-        """Whether all have acknowledged the roster; None if that is not known yet."""
         if self._reread() and None not in self._tokens:
             self._propose()
         # Rank 0 itself has nothing to acknowledge.
-        if self._proposed and self._talk.add("acks", 0) >= self._world_size - 1:
-            return True
-        self._others_have_gone = bool(self._late_s) and self._channel.read(f"gone/{self._token}") is not None
-        return False if self._others_have_gone else None
-
-    def _tell_late(self, reason: CalledOff) -> None:
-        """Each rank that did not come in time is told when it comes, once: what it begins later is another call."""
-        deadline, seen = Deadline(self._late_s), self._read_at
-        late = {rank for rank, token in enumerate(self._tokens) if token is None}
-        while late and not deadline.passed:
-            time.sleep(_LATE_LOOK_S)
-            count = self._channel.add("hellos", 0)
-            if count == seen:
-                continue
-            seen = count
-            if _hello_from(self._channel.read("hello/0"))[0] != self._token:
-                # Another call, or another rank 0, speaks to them now.
-                return
-            if self._reread(always=True):
-                self._propose(called_off=reason)
-            late = {rank for rank in late if self._tokens[rank] is None}
+        return True if self._proposed and self._talk.add("acks", 0) >= self._world_size - 1 else None
 
     def _reread(self, *, always: bool = False) -> bool:
         """Read the entries again if there can be news; whether there were."""
@@ -275,8 +219,6 @@ class _Host:
             _forget(talk, self._world_size)
 
     def _missing(self) -> str:
-        if self._others_have_gone:
-            return "the other ranks have waited for rank 0 and gone on"
         self._reread(always=True)
         late = [rank for rank, token in enumerate(self._tokens) if token is None]
         # All have an entry, so one of the entries is a dead rank's: it has not acknowledged the proposal.

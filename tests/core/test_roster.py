@@ -1,4 +1,3 @@
-import contextlib
 import dataclasses
 import threading
 import time
@@ -9,7 +8,7 @@ import torch.distributed as dist
 from mlflashpoint.core.channel import Channel
 from mlflashpoint.core.incarnation import Incarnation, Lineage
 from mlflashpoint.core.room import Room
-from mlflashpoint.core.roster import Member, join, meet
+from mlflashpoint.core.roster import Member, join
 from mlflashpoint.errors import DeadlineExceededError, FlashpointError, PeerError
 
 
@@ -103,54 +102,6 @@ def test_a_rank_that_restarts_alone_while_the_others_are_joining_is_waited_for()
         return joining(3, deadline_s=30)(rank, channel)
 
     assert len({result.start for result in together(3, late, store=store).values()}) == 1
-
-
-@pytest.mark.parametrize("late", [1, 2])
-def test_a_rank_that_comes_after_rank_0_has_given_up_is_told_at_once(late):
-    waited = {}
-
-    def act(rank, channel):
-        # Rank 0 gives up after 0.8 s.
-        time.sleep(1.2 if rank == late else 0)
-        began = time.monotonic()
-        try:
-            return meet(channel, rank=rank, world_size=3, deadline_s=1.0)
-        finally:
-            waited[rank] = time.monotonic() - began
-
-    for error in together(3, act).values():
-        assert isinstance(error, DeadlineExceededError)
-    assert waited[late] < 0.6
-
-
-def test_a_rank_0_that_comes_after_the_others_have_given_up_does_not_wait_for_them():
-    waited = []
-
-    def act(rank, channel):
-        time.sleep(1.3 if rank == 0 else 0)
-        began = time.monotonic()
-        try:
-            return meet(channel, rank=rank, world_size=3, deadline_s=1.0)
-        finally:
-            waited.append(time.monotonic() - began)
-
-    found = together(3, act)
-    assert isinstance(found[0], DeadlineExceededError) and "have waited for rank 0" in str(found[0])
-    assert waited[-1] < 0.4
-
-
-def test_ranks_that_have_missed_each_other_meet_at_the_next_call():
-    def act(rank, channel):
-        time.sleep(1.0 if rank == 1 else 0)
-        with contextlib.suppress(DeadlineExceededError):
-            return meet(channel, rank=rank, world_size=3, deadline_s=0.8)
-        # As in a collective of the job's own, which all leave together.
-        barrier.wait(20)
-        return meet(channel, rank=rank, world_size=3, deadline_s=20)
-
-    barrier = threading.Barrier(3)
-    found = together(3, act)
-    assert len(set(found.values())) == 1 and isinstance(found[0], str)
 
 
 def room(world, action, *, deadline_s, missing=()):

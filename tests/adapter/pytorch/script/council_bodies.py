@@ -45,22 +45,6 @@ def rounds(me, answers, *, dies=False, late_s=0.0):
     return [(outcome.ok, outcome.answer) for outcome in found]
 
 
-def waits(me, late, late_s):
-    """A first round to which one rank comes late, and a second one: how each ends, and the seconds that each takes."""
-    begin(me)
-    found = []
-    for number in range(2):
-        time.sleep(late_s if (me.rank, number) == (late, 0) else 0)
-        started = time.monotonic()
-        ok = council.agreed(True)
-        found.append((ok, time.monotonic() - started))
-        # The script's own save, which all ranks leave together.
-        me.store.add(f"left-{number}", 1)
-        while me.store.add(f"left-{number}", 0) < me.world:
-            time.sleep(0.02)
-    return found
-
-
 def stream_sums(me, *, late_s=0.0):
     """Open a stream, which rank 1 connects later; the sum over its process group."""
     begin(me)

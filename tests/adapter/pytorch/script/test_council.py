@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch.distributed as dist
 
-from tests.adapter.pytorch.script.council_bodies import connections, host_gone, rounds, stream_sums, unconnected, waits
+from tests.adapter.pytorch.script.council_bodies import connections, host_gone, rounds, stream_sums, unconnected
 from tests.core.ranks import Life, memory_folder
 
 pytestmark = pytest.mark.multiprocess
@@ -25,15 +25,6 @@ def attempt():
 def test_a_round_of_a_restarted_job_is_not_decided_by_what_a_dead_attempt_has_left(attempt):
     attempt(rounds, ["old", "old"], dies=True, deadline_s=2).results(killed=(1,))
     assert attempt(rounds, ["new", "newer"]).results() == {rank: [(True, "new"), (True, "newer")] for rank in (0, 1)}
-
-
-@pytest.mark.parametrize("late", [0, 1])
-def test_a_rank_that_comes_late_to_the_first_call_waits_no_longer_for_those_who_have_gone_on(attempt, late):
-    found = attempt(waits, late, 2.2, deadline_s=2.0).results()
-    assert [found[rank][0][0] for rank in (0, 1)] == [False, False]
-    # The deadline is what the call takes from the first rank's coming to the last one's going.
-    assert found[late][0][1] < 0.6
-    assert [found[rank][1][0] for rank in (0, 1)] == [True, True]
 
 
 def test_the_process_group_of_memory_saves_does_not_connect_to_a_dead_attempt(attempt):
