@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -132,10 +133,19 @@ class Channel:
                 self._store.delete_key(key)
 
     def forget(self) -> None:
-        """Delete what this process has written, as noted; nobody may want it any more."""
-        while self._written:
+        """Delete what this process has written, as noted, in the background; nobody may want it any more.
+
+        There may be many keys, and the store may be gone: the first that can't be deleted ends it.
+        """
+        written, self._written = self._written, set()
+
+        def delete() -> None:
             with contextlib.suppress(Exception):
-                self._base.delete_key(self._written.pop())  # type: ignore[attr-defined]
+                while written:
+                    self._base.delete_key(written.pop())  # type: ignore[attr-defined]
+
+        if written:
+            threading.Thread(target=delete, name="mlflashpoint-forget", daemon=True).start()
 
     def _note(self, *keys: str) -> None:
         if self._written is not None:

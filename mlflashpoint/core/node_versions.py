@@ -6,6 +6,7 @@ was finished on all ranks, so a version is complete if every rank's shard lies h
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -142,8 +143,10 @@ def _talk(store: Store, group: str, mine: list[list[Any]] | str) -> dict[str, An
     if rank == 0:
         channel.post("chosen", _choose(poll(all_seen, deadline, world_size=world_size)))
     chosen: dict[str, Any] | None = poll(lambda: channel.read("chosen"), deadline, world_size=world_size)
-    if chosen is not None and channel.add("read") == world_size:
-        channel.delete(*everyone, "chosen", "read")
+    # The others act on the choice: what is only tidied up may fail.
+    with contextlib.suppress(PeerError):
+        if chosen is not None and channel.add("read") == world_size:
+            channel.delete(*everyone, "chosen", "read")
     return chosen
 
 

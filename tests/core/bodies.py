@@ -320,8 +320,11 @@ def keys_after(me, what, calls):
         for _ in range(calls // 2):
             call()
         me.meet(f"called-{number}")
-        # What is deleted may be so in the background.
-        time.sleep(0.5)
+        # What is deleted is so in the background.
+        before = -1
+        while before != me.store.num_keys():
+            before = me.store.num_keys()
+            time.sleep(0.5)
         found.append(me.store.num_keys())
         me.meet(f"counted-{number}")
     return found[1] - found[0]
