@@ -87,11 +87,10 @@ class Rendezvous:
         """
         token, knock = uuid.uuid4().hex, _Knock()
         with self._lock:
-            if self._closed:
-                raise PeerError("the transport is closed", rank=self._identity.rank)
+            devices = self._usable_devices()
             self._knocks[token] = knock
         exchange = AddressExchange(deadline)
-        link = Link(end=0, peer=peer, exchange=exchange, devices=self._devices, deadline=deadline)
+        link = Link(end=0, peer=peer, exchange=exchange, devices=devices, deadline=deadline)
         try:
             hello = {**self._introduction(), "kind": "knock", "link": token, "timeout_s": deadline.remaining_s}
             number = self._mailbox.post(peer, {**hello, "addresses": _encoded(link.own_addresses())})
@@ -120,7 +119,14 @@ class Rendezvous:
         for thread in threads:
             thread.join(deadline.remaining_s)
         # Their ports are given back as soon as nobody holds them.
-        self._devices = ()
+        with self._lock:
+            self._devices = ()
+
+    def _usable_devices(self) -> Sequence[Any]:
+        """With the lock held; raises PeerError."""
+        if self._closed:
+            raise PeerError("the transport is closed", rank=self._identity.rank)
+        return self._devices
 
     def _await(self, knock: _Knock, peer: int, number: int, deadline: Deadline) -> Mapping[str, Any]:
         patience = _UNBLOCK_AFTER_S
@@ -198,9 +204,11 @@ class Rendezvous:
     def _answer(self, message: Mapping[str, Any], token: str, source: int, deadline: Deadline) -> Link:
         self._identity.check(Identity.from_record(message.get("identity")))
         self._check_reachable(message, source)
+        with self._lock:
+            devices = self._usable_devices()
         exchange = AddressExchange(deadline)
         exchange.add_peer(_addresses(message, source))
-        link = Link(end=1, peer=source, exchange=exchange, devices=self._devices, deadline=deadline)
+        link = Link(end=1, peer=source, exchange=exchange, devices=devices, deadline=deadline)
         try:
             answer = {**self._introduction(), "kind": "answer", "link": token, "ok": True}
             self._mailbox.post(source, {**answer, "addresses": _encoded(link.own_addresses())})

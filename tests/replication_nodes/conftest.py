@@ -39,17 +39,14 @@ def lasting_cluster(nodes_allowed):
 
 @contextlib.contextmanager
 def clusters():
-    made = []
+    with contextlib.ExitStack() as made:
 
-    def make(count, **options):
-        made.append(Cluster(count, **options))
-        return made[-1]
+        def make(count, **options):
+            cluster = Cluster(count, **options)
+            made.callback(cluster.close)
+            return cluster
 
-    try:
         yield make
-    finally:
-        for one in made:
-            one.close()
 
 
 @pytest.fixture(scope="session")

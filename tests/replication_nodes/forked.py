@@ -21,8 +21,10 @@ class Job:
         if kill is not None:
             threading.Thread(target=self._kill, args=(kill, out, len(places), ended)).start()
         durable = self.folder / "durable"
-        outcome = self.cluster.fork(self.zygote, self.script, what, durable, places=places, REPORTS=str(out))
-        ended.set()
+        try:
+            outcome = self.cluster.fork(self.zygote, self.script, what, durable, places=places, REPORTS=str(out))
+        finally:
+            ended.set()
         assert not outcome.late, f"ranks hang\n{outcome.log}"
         assert kill is not None or set(outcome.statuses) == {0}, outcome.log
         return launch.reports_in(out, self.script, len(places), outcome.log)
