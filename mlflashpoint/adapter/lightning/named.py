@@ -61,15 +61,18 @@ class NamedCheckpoint:
     def _read(self, session: FitSession) -> int | None:
         """Read it, once; the step that it holds, None if not every rank can read it."""
         content: Mapping[str, Any] | None = None
+        step = 0
         try:
-            content = self._load()
+            loaded = self._load()
+            step = int((loaded or {}).get("global_step", 0))
+            content = loaded
         except (Exception, CheckpointException) as error:  # whatever a format, a file system or a strategy raises
             self._trouble = f"{type(error).__name__}: {error}"
         if not session.runtime.agree("lightning/durable-read", content is not None):
             self._trouble = self._trouble or "another rank can't read it"
             return None
         self.content = content
-        return int((content or {}).get("global_step", 0))
+        return step
 
     def __str__(self) -> str:
         return f"{self.path}" + ("" if self._trouble is None else " (unreadable)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +29,15 @@ def store_opener(trainer: Any, config: StoreConfig, group: str) -> Callable[[], 
     The returned function raises RankUnknownError when the Trainer's idea of the ranks is not the launcher's, and what
     ``Runtime`` raises.
     """
+    # The session of a Trainer, which has this, must not keep the Trainer alive.
+    held = weakref.ref(trainer)
 
     def open_store() -> Runtime:
         from mlflashpoint.core.runtime import Runtime
 
+        trainer = held()
+        if trainer is None:
+            raise RankUnknownError("the Trainer is gone", remedy="keep it until its fit has ended")
         leaves.register(pytorch_package(trainer).__name__)
         world_size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         launched = int(os.environ.get("WORLD_SIZE", world_size))

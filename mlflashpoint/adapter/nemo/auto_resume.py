@@ -53,14 +53,13 @@ class MLFlashpointAutoResume(_AutoResume):  # type: ignore[misc, valid-type]
         The folder of a memory version is no checkpoint of the recipe's: ModelCheckpoint is not told of it, so that no
         retention policy ever removes it, or counts it.
         """
-        too_early = self._is_too_early()
-        found, durable = (None, None) if too_early else self._choose(model, reading_later=True)
+        found = None if self._is_too_early() else self._choose(model, reading_later=True)[0]
         if found is not None:
             trainer.ckpt_path = found.path
             return
-        if too_early or durable is not None:
-            # Whether the recipe's checkpoint is older than memory, or can be read at all, may show only then.
-            hooks.choose_later(trainer)
+        # Whether the recipe's checkpoint is older than memory, or can be read at all, may show only then; and ranks
+        # that could not talk to each other now may be able to.
+        hooks.choose_later(trainer)
         if self._default is not None:
             self._default.setup(trainer, model)
 

@@ -136,6 +136,56 @@ def a_trainer_that_never_fits_stops_no_other(folder: Path) -> None:
         assert len(list(base.glob("lightning-2/seat-*/*.commit"))) == 2, "steps 2 and 4"
 
 
+def a_wrapped_trainer_that_nobody_holds_is_given_up(folder: Path) -> None:
+    import gc
+    import weakref
+
+    from mlflashpoint.adapter.nemo.wrapper_util import wrap_trainer_and_auto_resume_with_mlflashpoint as wrap
+
+    with memory() as base:
+        one = trainer(folder)
+        wrap(one, base, async_save=True)
+        held = weakref.ref(one)
+        del one
+        gc.collect()
+        assert held() is None
+
+
+def ranks_that_cannot_agree_before_fit_choose_within_it(folder: Path) -> None:
+    from mlflashpoint.adapter.lightning import fits
+    from mlflashpoint.adapter.nemo.checkpoint_callback import MLFlashpointCheckpointCallback
+    from mlflashpoint.adapter.nemo.wrapper_util import wrap_trainer_and_auto_resume_with_mlflashpoint as wrap
+
+    with memory() as base:
+        os.environ["MLFLASHPOINT_KEEP_ON_SUCCESS"] = "1"
+        first = trainer(folder, callbacks=[MLFlashpointCheckpointCallback(base, 2)])
+        wrap(first, base, async_save=False)
+        first.fit(recipe.Model(), recipe.Batches(0))
+        second = trainer(folder, max_steps=6)
+        resume = wrap(second, base, async_save=False)
+        session = fits.session_of(second)
+        session.group = fits.session_of(first).group
+        session._open_store = fits.session_of(first)._open_store
+        runtime = session.runtime
+        agree, runtime.agree = runtime.agree, lambda key, ok: False
+        resume.setup(second)
+        assert second.ckpt_path is None
+        runtime.agree = agree
+        starts = []
+        second.callbacks.append(start_noted_in(starts))
+        second.fit(recipe.Model(), recipe.Batches(0))
+        assert starts == [4]
+
+
+def start_noted_in(starts: list[int]) -> L.Callback:
+    class Start(L.Callback):
+        def on_train_batch_start(self, trainer, *rest) -> None:
+            if not starts:
+                starts.append(trainer.global_step)
+
+    return Start()
+
+
 def a_path_of_another_step_or_of_none_is_refused(folder: Path) -> None:
     from mlflashpoint.adapter.nemo.checkpoint_callback import MLFlashpointCheckpointCallback
     from mlflashpoint.adapter.nemo.wrapper_util import wrap_trainer_and_auto_resume_with_mlflashpoint as wrap

@@ -69,6 +69,8 @@ def test_under_the_agent_too_there_is_one_save_per_step(job, straight):
         "the_library_refuses_what_it_cannot_do",
         "a_disabled_callback_does_nothing",
         "a_trainer_that_never_fits_stops_no_other",
+        "a_wrapped_trainer_that_nobody_holds_is_given_up",
+        "ranks_that_cannot_agree_before_fit_choose_within_it",
         "a_path_of_another_step_or_of_none_is_refused",
         "the_same_trainer_fits_twice",
         "strategies_whose_library_is_missing_here_are_refused_by_name",
