@@ -323,7 +323,13 @@ def test_both_packages_imported_make_one_save_per_step(package, tmp_path):
     assert [line["step"] for line in observed(found.stderr)] == [6, 6, 12, 12], "two files per step, each seen once"
 
 
-def test_a_batch_has_one_hook_of_ours_and_the_others_are_lightnings_own(agent_zygote):
-    check = ["--inside", "a_batch_has_one_hook_of_ours_and_the_others_are_lightnings_own"]
-    outcome = agent_zygote.run(check, environ={"MLFLASHPOINT_JOB_ID": "job"})
+@pytest.mark.parametrize(
+    "check",
+    [
+        "a_batch_has_one_hook_of_ours_and_the_others_are_lightnings_own",
+        "what_the_recipe_saves_into_the_container_is_its_own_and_not_durable",
+    ],
+)
+def test_inside(agent_zygote, check):
+    outcome = agent_zygote.run(["--inside", check], environ={"MLFLASHPOINT_JOB_ID": "job"})
     assert outcome.statuses == [0], outcome.log
