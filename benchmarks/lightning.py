@@ -1,20 +1,24 @@
 """What memory checkpoints cost a Lightning job, each figure against a yardstick measured in the same run.
 
-    python -m benchmarks.lightning [--rounds 9] [--pairs 30] [--states llm,small] [--package NAME] [--json FILE]
+    python -m benchmarks.lightning [--rounds 9] [--pairs 30] [--blocks 20] [--states llm,small] [--package NAME]
+                                   [--only blocking,hooks,overhead] [--json FILE]
 
 Blocking: one process, one fit; in turn a step saves to memory and the next one calls Lightning's own
 ``Trainer.save_checkpoint`` to tmpfs. What counts is how long the training stands still, from capturing the state on.
 Hooks: in one process, the callback hooks that Lightning calls at each step, in turn with our callback, with an empty
 one, and with none; no save is due.
-Overhead: two warm processes, with the agent and without it, fit in turn with no save due; the difference per step is
-given with its 95 % interval, and beside it that of two processes that both have no agent.
-The exit code is 1 if a promise is missed. Needs ``tools/envs/lightning.sh``.
+Overhead: the time from one batch's start to the next with no save due. A process differs from its like for as long as
+it lives, so each block starts three new ones, with the agent, without it, and a second one without it (the control),
+lets them fit in turn, and gives one difference of medians to the process without it. Which of the last two is the
+control is nothing but a name, and the order turns, so the control's mean is 0 but for chance. What counts is the
+interval over the blocks: the agent's lower end may not be above 0 by more than half the width of the control's.
+The exit code is 1 if a promise is missed, or a control that is not around 0 leaves it open. Needs
+``tools/envs/lightning.sh``.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
 import os
@@ -23,9 +27,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
+
+from mlflashpoint.timings.stats import student_quantile
 
 ROOT = Path(__file__).resolve().parents[1]
 OVERLAYS = {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch_lightning"}
@@ -33,6 +38,10 @@ OVERLAYS = {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch_ligh
 PROMISE = 5.0
 #: what our callback adds to a step is at most this many times what an empty one of Lightning's adds
 PROMISE_HOOKS = 1.5
+#: width of the model -> steps of one fit
+WIDTHS = {64: 300, 1024: 60}
+#: fits of each process in a block, behind one that warms it up
+TURNS = 3
 
 
 class Worker:
@@ -43,8 +52,13 @@ class Worker:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("MLFLASHPOINT_")}
         path = f"{ROOT / '.envs' / 'lightning' / OVERLAYS[package]}:{ROOT}"
         environ.update(PYTHONPATH=path, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore")
-        command = [sys.executable, *(["-m", "mlflashpoint.run"] if base else []), "-m", "benchmarks.lightning"]
-        command += ["--worker", package]
+        command = [
+            sys.executable,
+            *(["-m", "mlflashpoint.run"] if base else []),
+            "-m",
+            "benchmarks.lightning_fits",
+            package,
+        ]
         if base is not None:
             environ.update(
                 MLFLASHPOINT_ENABLED="1",
@@ -78,165 +92,6 @@ class Worker:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def work(package: str) -> None:
-    """Answer one line of JSON per line of JSON on standard input."""
-    import importlib
-
-    lightning = importlib.import_module(package)
-    for line in sys.stdin:
-        job = json.loads(line)
-        answer = {"blocking": fit_blocking, "hooks": fit_hooks, "overhead": fit_overhead}[job.pop("what")](
-            lightning, **job
-        )
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
-
-
-def _trainer(lightning: Any, steps: int, callback: Any) -> Any:
-    return lightning.Trainer(
-        accelerator="cpu",
-        max_steps=steps,
-        max_epochs=-1,
-        callbacks=[callback],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-
-
-def fit_blocking(lightning: Any, state: str, rounds: int) -> dict[str, Any]:
-    import torch
-
-    from benchmarks.states import STATES
-
-    os.environ["MLFLASHPOINT_SAVE_EVERY_N_STEPS"] = "2"
-    content = STATES[state]()
-    path = f"/dev/shm/benchmark-lightning-{os.getpid()}.ckpt"
-    memory: list[float] = []
-    own: list[float] = []
-
-    class Model(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.small = torch.nn.Linear(4, 1)
-            self.large = torch.nn.ParameterList(torch.nn.Parameter(value) for value in content["model"].values())
-
-        def training_step(self, batch: Any, index: int) -> Any:
-            return self.small(batch).sum()
-
-        def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.Adam(self.parameters(), 1e-3)
-            # Without a gradient a parameter is left as it is: a step costs nothing, its state is there all the same.
-            for parameter, kept in zip(self.large, content["optimizer"]["state"].values(), strict=True):
-                step = torch.as_tensor(kept.pop("step"), dtype=torch.float32)
-                optimizer.state[parameter] = {"step": step, **kept}
-            return optimizer
-
-        def on_train_batch_end(self, *args: Any) -> None:
-            # comes behind all callbacks, ours too
-            if self.trainer.global_step % 2 == 0:
-                memory.append(time.perf_counter() - clock.began)
-
-    class Clock(lightning.Callback):
-        began = 0.0
-
-        def on_train_batch_start(self, *args: Any) -> None:
-            # the background work of the last save is no part of the next figure
-            time.sleep(0.6)
-
-        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-            if trainer.global_step % 2 == 1:
-                began = time.perf_counter()
-                trainer.save_checkpoint(path)
-                own.append(time.perf_counter() - began)
-                os.unlink(path)
-            self.began = time.perf_counter()
-
-    clock = Clock()
-    batches = torch.utils.data.DataLoader(torch.randn(64, 4), batch_size=1)
-    # the first round of each makes files and buffers
-    _trainer(lightning, 2 * (rounds + 1), clock).fit(Model(), batches)
-    return {"memory": memory, "own": own}
-
-
-def fit_overhead(lightning: Any, steps: int, width: int) -> dict[str, Any]:
-    import torch
-
-    os.environ["MLFLASHPOINT_SAVE_EVERY_N_STEPS"] = "1000000"
-    marks: list[float] = []
-
-    class Model(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, 1))
-
-        def training_step(self, batch: Any, index: int) -> Any:
-            return self.net(batch).sum()
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), 1e-6)
-
-    class Clock(lightning.Callback):
-        def on_train_batch_start(self, *args: Any) -> None:
-            marks.append(time.perf_counter())
-
-    batches = torch.utils.data.DataLoader(torch.randn(32 * 50, width), batch_size=32)
-    _trainer(lightning, steps, Clock()).fit(Model(), batches)
-    took = sorted(after - before for before, after in itertools.pairwise(marks))
-    return {"median_us": statistics.median(took) * 1e6}
-
-
-def fit_hooks(lightning: Any, pairs: int, steps: int) -> dict[str, Any]:
-    """Seconds per step of the callback hooks that Lightning calls at each, by whose callback there is."""
-    import importlib
-
-    import torch
-
-    os.environ["MLFLASHPOINT_SAVE_EVERY_N_STEPS"] = "1000000"
-    call = importlib.import_module(f"{lightning.__name__}.trainer.call")._call_callback_hooks
-    found: dict[str, list[float]] = {"ours": [], "empty": [], "none": []}
-
-    class Model(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = torch.nn.Linear(4, 1)
-
-        def training_step(self, batch: Any, index: int) -> Any:
-            return self.net(batch).sum()
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), 1e-6)
-
-    class Probe(lightning.Callback):
-        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-            if trainer.global_step != 5:
-                return
-            before = list(trainer.callbacks)
-            ours = [one for one in before if type(one).__module__.startswith("mlflashpoint")]
-            assert len(ours) == 1
-            arms = {"ours": ours, "empty": [lightning.Callback()], "none": []}
-            names = list(arms)
-            try:
-                for number in range(3 * pairs):
-                    name = names[(number + number // 3) % 3]
-                    trainer.callbacks[:] = arms[name]
-                    began = time.perf_counter()
-                    for _ in range(steps):
-                        call(trainer, "on_train_batch_start", None, 0)
-                        call(trainer, "on_before_zero_grad", None)
-                        call(trainer, "on_before_backward", None)
-                        call(trainer, "on_after_backward")
-                        call(trainer, "on_before_optimizer_step", None)
-                        call(trainer, "on_train_batch_end", None, None, 0)
-                    found[name].append((time.perf_counter() - began) / steps)
-            finally:
-                trainer.callbacks[:] = before
-
-    _trainer(lightning, 6, Probe()).fit(Model(), torch.utils.data.DataLoader(torch.randn(8, 4), batch_size=1))
-    return found
-
-
 def blocking(package: str, states: list[str], rounds: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for state in states:
@@ -263,9 +118,10 @@ def blocking(package: str, states: list[str], rounds: int) -> dict[str, Any]:
 
 
 def interval(differences: list[float]) -> tuple[float, float, float]:
-    """Mean and its 95 % interval, from the spread of the differences."""
+    """Mean and its 95 % interval by Student's t, from the spread of the differences."""
     mean = statistics.fmean(differences)
-    half = 1.96 * statistics.stdev(differences) / math.sqrt(len(differences))
+    quantile = student_quantile(0.975, len(differences) - 1)
+    half = quantile * statistics.stdev(differences) / math.sqrt(len(differences))
     return mean, mean - half, mean + half
 
 
@@ -294,79 +150,105 @@ def hooks(package: str, pairs: int) -> dict[str, Any]:
     return row
 
 
-def overhead(package: str, pairs: int) -> dict[str, Any]:
-    base = Path(f"/dev/shm/benchmark-lightning-{os.getpid()}")
-    workers = {"agent": Worker(package, base), "none": Worker(package, None), "control": Worker(package, None)}
+def overhead(package: str, blocks: int) -> dict[str, Any]:
+    """Differences per step to a process without the agent: one of each block and width, and their intervals."""
+    steps: dict[int, list[float]] = {width: [] for width in WIDTHS}
+    differences: dict[int, dict[str, list[float]]] = {width: {"agent": [], "control": []} for width in WIDTHS}
+    for number in range(blocks):
+        for width, medians in _block(package, number).items():
+            steps[width].append(medians["none"])
+            for name, values in differences[width].items():
+                values.append(medians[name] - medians["none"])
     found: dict[str, Any] = {}
+    for width in WIDTHS:
+        step_us = statistics.median(steps[width])
+        found[f"width {width}"] = row = {"step_us": round(step_us, 1), "blocks": blocks}
+        for name, values in differences[width].items():
+            mean, low, high = interval(values)
+            row[name] = [round(value, 2) for value in (mean, low, high)]
+            percent = ", ".join(f"{value / step_us:+.2%}" for value in (low, high))
+            print(
+                f"step of {step_us:8.0f} us: {name:7} {mean:+7.1f} us per step, "
+                f"95 % interval [{low:+.1f}, {high:+.1f}] us = [{percent}], {blocks} blocks of new processes"
+            )
+    return found
+
+
+def _block(package: str, number: int) -> dict[int, dict[str, float]]:
+    """Microseconds per step by width and process, of three new processes."""
+    base = Path(f"/dev/shm/benchmark-lightning-{os.getpid()}")
+    names = _turned(["agent", "none", "control"], number)
+    workers: dict[str, Worker] = {}
     try:
-        for width, steps in ((64, 300), (1024, 60)):
+        for name in names:
+            workers[name] = Worker(package, base if name == "agent" else None)
+        medians: dict[int, dict[str, float]] = {}
+        for width, steps in WIDTHS.items():
             job = {"what": "overhead", "width": width, "steps": steps}
-            for worker in workers.values():
-                worker.ask(**job)
-            rounds: list[dict[str, float]] = []
-            for number in range(pairs):
-                names = list(workers)
-                turned = names[number % 3 :] + names[: number % 3]
-                rounds.append({name: workers[name].ask(**job)["median_us"] for name in turned})
-            step_us = statistics.median(one["none"] for one in rounds)
-            found[f"width {width}"] = row = {"step_us": round(step_us, 1)}
-            for name in ("agent", "control"):
-                mean, low, high = interval([one[name] - one["none"] for one in rounds])
-                row[name] = [round(value, 2) for value in (mean, low, high)]
-                percent = ", ".join(f"{value / step_us:+.2%}" for value in (low, high))
-                print(
-                    f"step of {step_us:8.0f} us: {name:7} {mean:+7.1f} us per step, "
-                    f"95 % interval [{low:+.1f}, {high:+.1f}] us = [{percent}]"
-                )
+            for name in names:
+                workers[name].ask(**job)
+            rounds = [
+                {name: workers[name].ask(**job)["median_us"] for name in _turned(names, turn)} for turn in range(TURNS)
+            ]
+            medians[width] = {name: statistics.median(one[name] for one in rounds) for name in names}
+        return medians
     finally:
         for worker in workers.values():
             worker.close()
         shutil.rmtree(base, ignore_errors=True)
-    return found
+
+
+def _turned(names: list[str], number: int) -> list[str]:
+    first = number % len(names)
+    return names[first:] + names[:first]
 
 
 def missed(found: dict[str, Any]) -> list[str]:
     """What is not as promised, in words; empty if all is."""
     texts = [
         f"{state}: Lightning's own save takes only {one['ratio']:g} times as long, promised {PROMISE:g}"
-        for state, one in found["blocking"].items()
+        for state, one in found.get("blocking", {}).items()
         if one["ratio"] < PROMISE
     ]
-    if found["hooks"]["part"] > PROMISE_HOOKS:
-        texts.append(f"hooks: {found['hooks']['part']:g} times an empty callback's time, promised {PROMISE_HOOKS:g}")
-    for state, one in found["overhead"].items():
-        # Two processes without the agent differ too: only what is surely more than that can be told from noise.
-        noise = max(abs(value) for value in one["control"][1:])
-        if one["agent"][1] > noise:
-            texts.append(f"{state}: at least {one['agent'][1]:+g} us per step, where noise is up to {noise:g} us")
+    part = found.get("hooks", {}).get("part", 0.0)
+    if part > PROMISE_HOOKS:
+        texts.append(f"hooks: {part:g} times an empty callback's time, promised {PROMISE_HOOKS:g}")
+    for state, one in found.get("overhead", {}).items():
+        _, low, high = one["control"]
+        noise = (high - low) / 2
+        if not low <= 0 <= high:
+            texts.append(
+                f"{state}: two processes without the agent differ by {low:+g} to {high:+g} us per step, which leaves "
+                "open what the agent adds; run it again with more blocks and nothing beside it"
+            )
+        elif one["agent"][1] > noise:
+            texts.append(f"{state}: at least {one['agent'][1]:+g} us per step, where noise is {noise:g} us")
     return texts
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--pairs", type=int, default=30, help="of the hooks' rounds, in tens")
+    parser.add_argument("--blocks", type=int, default=20, help="of new processes for the overhead, at least 2")
+    parser.add_argument("--only", default="blocking,hooks,overhead")
     parser.add_argument("--states", default="llm,small")
     parser.add_argument("--package", choices=sorted(OVERLAYS), default="lightning.pytorch")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.worker:
-        sys.path.insert(0, str(ROOT))
-        work(args.worker)
-        return 0
-    found = {
-        "blocking": blocking(args.package, args.states.split(","), args.rounds),
-        "hooks": hooks(args.package, args.pairs),
-        "overhead": overhead(args.package, args.pairs),
+    parts = {
+        "blocking": lambda: blocking(args.package, args.states.split(","), args.rounds),
+        "hooks": lambda: hooks(args.package, args.pairs),
+        "overhead": lambda: overhead(args.package, args.blocks),
     }
+    found = {name: parts[name]() for name in args.only.split(",")}
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))
     texts = missed(found)
     for text in texts:
         print(f"missed: {text}", file=sys.stderr)
     if not texts:
-        print("all promises are kept; a step with no save due can't be told from noise")
+        print(f"kept, of what is promised of {', '.join(found)}")
     return 1 if texts else 0
 
 

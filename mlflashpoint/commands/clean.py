@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import stat
 import sys
 from pathlib import Path
 
 from mlflashpoint.commands.inventory import arguments, base_from, human_bytes, reported
+from mlflashpoint.core import belongings
 from mlflashpoint.core.container import IDENTITY_FILE
 from mlflashpoint.core.manifest import seats_of
 from mlflashpoint.core.seat import SeatLock
@@ -19,7 +19,10 @@ from mlflashpoint.errors import ContainerError
 def main(argv: list[str]) -> int:
     """Exit code 0: removed, or there was nothing; 1: refused, or not confirmed with ``--yes``."""
     options = arguments(
-        "clean", "Remove a job's versions from this node's memory.", argv, ("--yes", "remove, do not only say what")
+        "clean",
+        "Remove a job's versions from this node's memory; files that the store has not made stay.",
+        argv,
+        ("--yes", "remove, do not only say what"),
     )
 
     def clean() -> int:
@@ -33,12 +36,14 @@ def main(argv: list[str]) -> int:
             for group in base.iterdir():
                 for seat in seats_of(group).values() if group.is_dir() else ():
                     locks.callback(SeatLock(seat, wait_s=0).release)
-            nbytes = sum(file.lstat().st_blocks * 512 for file in base.rglob("*"))
+            ours, others = belongings.sort_out(base)
+            nbytes = sum(file.lstat().st_blocks * 512 for path in ours for file in (path, *path.rglob("*")))
+            left = f"; {len(others)} that the store has not made stay: {_named(others, base)}" if others else ""
             if not options.yes:
-                sys.stdout.write(f"{base}: would remove {human_bytes(nbytes)}; add --yes to do it\n")
+                sys.stdout.write(f"{base}: would remove {human_bytes(nbytes)}{left}; add --yes to do it\n")
                 return 1
             _remove(base)
-        sys.stdout.write(f"{base}: removed {human_bytes(nbytes)}\n")
+        sys.stdout.write(f"{base}: removed {human_bytes(nbytes)}{left}\n")
         return 0
 
     return reported("clean", clean)
@@ -56,15 +61,12 @@ def _check(base: Path) -> None:
 
 def _remove(base: Path) -> None:
     try:
-        for entry in base.iterdir():
-            if entry.name != IDENTITY_FILE:
-                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-        # Last: should this be interrupted, the rest is still known for a container and can be removed again.
-        (base / IDENTITY_FILE).unlink()
+        belongings.remove(base)
     except OSError as error:
         raise ContainerError(
             f"the container can't be removed: {error.strerror}", path=error.filename or base
         ) from error
-    # A mount point stays.
-    with contextlib.suppress(OSError):
-        base.rmdir()
+
+
+def _named(paths: list[Path], base: Path) -> str:
+    return ", ".join(str(path.relative_to(base)) for path in paths[:3]) + (", ..." if len(paths) > 3 else "")

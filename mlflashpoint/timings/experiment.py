@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
-import shutil
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -273,4 +272,7 @@ def _forget(run: Run, environ: Mapping[str, str]) -> None:
         config = StoreConfig.from_env(environ)
         identity = json.loads((config.base_container / "container.json").read_text())
         if identity.get("job_id") == config.job_id:
-            shutil.rmtree(config.base_container, ignore_errors=True)
+            # Reading logs alone needs no store.
+            from mlflashpoint.core import belongings
+
+            belongings.remove(config.base_container)

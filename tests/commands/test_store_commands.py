@@ -138,6 +138,22 @@ def test_clean_removes_nothing_without_a_yes_and_everything_with_it(base, capsys
     assert run(capsys, "clean", "--yes", base)[0] == 0
 
 
+def test_clean_removes_and_counts_no_file_that_the_store_has_not_made(base, capsys):
+    save(base, 5)
+    (base / "default" / "step-5_ckpt").mkdir()
+    (base / "step-context-lightning").mkdir()
+    would = run(capsys, "clean", base)[1].partition("; add")[0]
+    precious = [base / "durable" / "step=6.ckpt", base / "default" / "step=8.ckpt", base / "seat-0", base / "a" / "b"]
+    for file in precious:
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(bytes(1 << 20))
+    _, out, _ = run(capsys, "clean", base)
+    assert out.startswith(f"{would}; 4 that the store has not made stay: a, default/step=8.ckpt, durable, ...; add")
+    assert run(capsys, "clean", "--yes", base)[0] == 0
+    assert sorted(path for path in base.rglob("*") if path.is_file()) == sorted(precious)
+    assert run(capsys, "clean", "--yes", base)[0] == 1, "it is no container any more"
+
+
 def test_clean_refuses_while_a_process_lives_in_the_container(base, capsys):
     store = runtime(base)
     store.save(state(5, 0), step=5, wait=True)

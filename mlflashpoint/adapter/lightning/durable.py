@@ -13,6 +13,8 @@ import zipfile
 from pathlib import Path
 from typing import IO, Any
 
+from mlflashpoint.adapter.lightning.places import lies_in
+
 _log = logging.getLogger(__name__)
 
 #: files that hold the global step of a checkpoint that is a folder: FSDP's and ModelParallel's, Megatron-Core's
@@ -79,11 +81,12 @@ def _step_in_pickle(stream: IO[bytes]) -> int | None:
     return None
 
 
-def durable_save_due(trainer: Any) -> bool:
+def durable_save_due(trainer: Any, base: str) -> bool:
     """Whether a ModelCheckpoint will surely save this very step, later than the end of the present batch.
 
     ModelCheckpoint saves by steps before this can be asked. By epochs it saves after the validation or at the end of
-    the epoch that the present batch ends, with the step unchanged. A save that depends on a metric is not sure.
+    the epoch that the present batch ends, with the step unchanged. A save that depends on a metric is not sure, and one
+    into the container ``base`` is not durable.
     """
     loop = trainer.fit_loop.epoch_loop
     for callback in trainer.checkpoint_callbacks:
@@ -95,6 +98,6 @@ def durable_save_due(trainer: Any) -> bool:
             due = loop._is_training_done
         else:
             due = trainer.enable_validation and loop._should_check_val_fx(trainer.fit_loop._data_fetcher)
-        if due:
+        if due and not lies_in(callback.dirpath, base):
             return True
     return False

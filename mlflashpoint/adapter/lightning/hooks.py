@@ -136,7 +136,8 @@ def save_checkpoint(call: Any, trainer: Any, args: _Arguments, kwargs: Mapping[s
     if session is not None and kind == "durable":
         # the last is NeMo's
         without_optimizer = not getattr(trainer.strategy, "ckpt_save_optimizer", True)
-        session.saved_durably(trainer, weights_only=bool(given.get("weights_only")) or without_optimizer)
+        weights_only = bool(given.get("weights_only")) or without_optimizer
+        session.saved_durably(trainer, weights_only=weights_only, path=given["filepath"])
     return result
 
 

@@ -29,8 +29,17 @@ def _recorder_class(base: type) -> type:
         def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
             if stage == "fit":
                 self._session.reopen(trainer)
+                self._check_places(trainer)
+
+        def _check_places(self, trainer: Any) -> None:
+            if self._session.of_agent:
+                guarded(self._session, "look where checkpoints go", self._session.check_places, trainer)
+            else:
+                self._session.check_places(trainer)
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            # a ModelCheckpoint that comes later in the list has its folder only now
+            self._check_places(trainer)
             guarded(self._session, "start", self._session.started, trainer)
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:

@@ -12,6 +12,7 @@ from mlflashpoint.adapter.lightning.cadence import Cadence
 from mlflashpoint.adapter.lightning.durable import durable_save_due
 from mlflashpoint.adapter.lightning.found import FromMemory
 from mlflashpoint.adapter.lightning.kinds import StateKind
+from mlflashpoint.adapter.lightning.places import lies_in, misplaced
 from mlflashpoint.adapter.lightning.search import Search
 from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.errors import FlashpointError, StoreInUseError
@@ -137,6 +138,20 @@ class FitSession:
         except StoreInUseError as taken:
             self.abandon(taken)
 
+    def check_places(self, trainer: Any) -> None:
+        """See whether a ModelCheckpoint saves into the container. The agent's fits go on, with an error in the log.
+
+        Raises:
+            SettingError: it does, and the recipe itself has asked for the session.
+        """
+        error = misplaced(trainer, self.base)
+        if error is None or str(error) in self._told:
+            return
+        if not self.of_agent:
+            raise error
+        self._told.add(str(error))
+        _log.error("%s. Memory saves go on, at the steps that it saves too", error)
+
     # -- saving --------------------------------------------------------------------------------------------------
 
     def started(self, trainer: Any) -> None:
@@ -154,9 +169,12 @@ class FitSession:
         if self.side_files is not None and not self.closed and self.runtime.problem is None:
             self.side_files.begin(None if resumed is None else resumed.step)
 
-    def saved_durably(self, trainer: Any, *, weights_only: bool) -> None:
-        """The recipe has saved the present step its own way; weights alone are nothing to resume from."""
-        if weights_only:
+    def saved_durably(self, trainer: Any, *, weights_only: bool, path: object = None) -> None:
+        """The recipe has saved the present step its own way, to ``path``.
+
+        Weights alone are nothing to resume from, and what lies in the container is lost with it.
+        """
+        if weights_only or lies_in(path, self.base):
             return
         self._durable_step = step = trainer.global_step
         if self._skipped_for == step:
@@ -183,7 +201,7 @@ class FitSession:
             self.skip_durable = False
         self._skipped_for = None
         saved = step == self._durable_step
-        if self.skip_durable and (saved or _durable_save_due(trainer)):
+        if self.skip_durable and (saved or _durable_save_due(trainer, self.base)):
             self._skipped_for = None if saved else step
             _log.debug("step %d is saved durably, no memory save", step)
             return
@@ -256,9 +274,9 @@ class FitSession:
             runtime.close()
 
 
-def _durable_save_due(trainer: Any) -> bool:
+def _durable_save_due(trainer: Any, base: str) -> bool:
     try:
-        return durable_save_due(trainer)
+        return durable_save_due(trainer, base)
     except Exception as error:  # a release, or a callback, that keeps its plans another way
         _log.debug("whether this step is saved durably can't be foreseen: %s", error)
         return False

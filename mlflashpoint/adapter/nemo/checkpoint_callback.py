@@ -8,7 +8,7 @@ from typing import Any
 from mlflashpoint.adapter.lightning.cadence import Cadence
 from mlflashpoint.adapter.lightning.fits import session_of
 from mlflashpoint.adapter.nemo.bases import Callback
-from mlflashpoint.adapter.nemo.routing import Routing, canonical
+from mlflashpoint.adapter.nemo.routing import canonical
 from mlflashpoint.errors import SettingError
 
 
@@ -22,8 +22,7 @@ class MLFlashpointCheckpointCallback(Callback):  # type: ignore[misc, valid-type
         enabled: False makes the callback do nothing.
 
     Raises:
-        SettingError: a step interval below 1; in ``setup``, that the Trainer was not wrapped, or for another container,
-            or that a ModelCheckpoint is to save into the container.
+        SettingError: a step interval below 1; in ``setup``, that the Trainer was not wrapped, or for another container.
     """
 
     def __init__(
@@ -54,12 +53,4 @@ class MLFlashpointCheckpointCallback(Callback):  # type: ignore[misc, valid-type
                 f"the callback's container {self.checkpoint_base_container} is not the Trainer's, {session.base}",
                 remedy="give both the same base container",
             )
-        routing = Routing(self.checkpoint_base_container)
-        for other in trainer.checkpoint_callbacks:
-            folder = getattr(other, "dirpath", None)
-            if routing.is_memory(folder):
-                raise SettingError(
-                    f"the dirpath of {type(other).__name__}, {folder}, lies in the base container, which is memory",
-                    remedy="let it save to another folder; what is in memory needs no retention of its own",
-                )
         session.cadence = Cadence(self.every_n_steps, self.skip_every_n_steps)

@@ -61,18 +61,21 @@ class ContextFiles:
         try:
             link.parent.mkdir(mode=0o700, exist_ok=True)
             if not self._is_ours(link):
-                link.unlink(missing_ok=True)
+                if link.is_symlink() and os.readlink(link).startswith(f"../{_SHARED}-"):
+                    # another Trainer's of this process, or of an earlier start
+                    link.unlink()
                 link.symlink_to(Path("..") / self._shared)
             for old in self._versions()[:-_KEPT]:
-                shutil.rmtree(old, ignore_errors=True)
+                _remove_version(old)
         except OSError as error:
             _log.warning("the context files of step %d are missing: %s", step, error)
 
     def remove(self) -> None:
         """Take all of them away."""
         if self._trainer.local_rank == 0:
-            for folder in [*self._versions(), self._base / self._shared]:
-                shutil.rmtree(folder, ignore_errors=True)
+            for folder in self._versions():
+                _remove_version(folder)
+            shutil.rmtree(self._base / self._shared, ignore_errors=True)
 
     def _is_ours(self, link: Path) -> bool:
         return link.is_symlink() and os.readlink(link) == f"../{self._shared}"
@@ -92,6 +95,13 @@ class ContextFiles:
                 # NeMo-Run writes YAML for people to read, when what NeMo itself reads is there already
                 if error.name != "nemo_run" or not (folder / "io.json").exists():
                     raise
+
+
+def _remove_version(folder: Path) -> None:
+    """Take the link away, and the folder if nothing else lies in it: what does is not ours."""
+    with contextlib.suppress(OSError):
+        (folder / _FOLDER).unlink()
+        folder.rmdir()
 
 
 @contextlib.contextmanager

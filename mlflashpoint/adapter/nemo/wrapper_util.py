@@ -61,6 +61,8 @@ def wrap_trainer_and_auto_resume_with_mlflashpoint(
         UnsupportedStrategyError: the trainer's strategy keeps its state in a way that can't be stored per rank.
         SettingError: an argument or a setting is malformed.
         CheckpointIdError: ``flashpoint_base_container`` can't name a container.
+
+    ``fit`` raises SettingError before its first batch if a ModelCheckpoint is to save into the container.
     """
     if package_of(trainer) is None:
         raise SettingError(f"{type(trainer).__qualname__} is no Lightning Trainer", remedy="pass the Trainer that fits")

@@ -104,6 +104,10 @@ def the_library_refuses_what_it_cannot_do(folder: Path) -> None:
     wrap(kept, folder / "job-1", async_save=True)
     with refused(SettingError, "dirpath of ModelCheckpoint", "job-1/kept", "remedy"):
         kept.fit(recipe.Model(), recipe.Batches(0))
+    root = trainer(folder / "job-1", callbacks=[callback, recipe.ModelCheckpoint()], enable_checkpointing=True)
+    wrap(root, folder / "job-1", async_save=True)
+    with refused(SettingError, "dirpath of ModelCheckpoint", "job-1/checkpoints", "remedy"):
+        root.fit(recipe.Model(), recipe.Batches(0))
     other = trainer(folder, callbacks=[callback])
     wrap(other, folder / "job-10", async_save=True)
     with refused(SettingError, "job-1", "job-10"):
@@ -281,6 +285,40 @@ def parameters_of_the_guide_that_the_store_decides_itself_change_nothing(folder:
         assert len(no_effect) == ("always_save_context" in parameters)
     with refused(SettingError, "initial_write_buffer_size_bytes"):
         wrap(trainer(folder), folder / "job-1", async_save=True, initial_write_buffer_size_bytes=0)
+
+
+def what_the_recipe_saves_into_the_container_is_its_own_and_not_durable(folder: Path) -> None:
+    """Under the agent, whatever way the place is written: one error, every step saved to memory, no file touched."""
+    import logging
+
+    told: list[tuple[str, str]] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append((record.levelname, record.getMessage()))
+    logging.getLogger("mlflashpoint").addHandler(handler)
+    with memory() as base:
+        os.environ.update(MLFLASHPOINT_BASE_CONTAINER=str(base), MLFLASHPOINT_SAVE_EVERY_N_STEPS="2")
+        (folder / "link").symlink_to(base)
+        os.chdir(base.parent)
+        ways = {
+            "plain": {"dirpath": base / "plain"},
+            "relative": {"dirpath": f"{base.name}/./relative"},
+            "linked": {"dirpath": folder / "link" / "linked"},
+            "epochs": {"dirpath": base / "epochs", "every_n_epochs": 1},
+            "checkpoints": {},
+        }
+        for name, way in ways.items():
+            told.clear()
+            every = {} if "every_n_epochs" in way else {"every_n_train_steps": 2}
+            keeper = recipe.ModelCheckpoint(**every, **way, save_top_k=-1, filename="{step}")
+            one = trainer(folder / "link", callbacks=[keeper], enable_checkpointing=True, limit_train_batches=2)
+            one.fit(recipe.Model(), recipe.Batches(0))
+            (error,) = [line for level, line in told if level in ("WARNING", "ERROR")]
+            assert f"dirpath of ModelCheckpoint, {keeper.dirpath}, lies in the base container" in error, error
+            assert f"MLFLASHPOINT_BASE_CONTAINER='{base}'" in error and "remedy: give it a dirpath" in error, error
+            saved = [line for _, line in told if line.startswith("mlflashpoint save")]
+            assert [f'"step": {step}' in line for step, line in zip((2, 4), saved, strict=True)] == [True, True], told
+            assert sorted(path.name for path in (base / name).iterdir()) == ["step=2.ckpt", "step=4.ckpt"]
+        assert len(list(base.rglob("*.ckpt"))) == 2 * len(ways) and not list(base.glob("*/seat-*/*.commit"))
 
 
 def trainers_that_fit_in_threads_at_once_save_once(folder: Path) -> None:

@@ -204,6 +204,19 @@ def test_checkpoint_io_of_the_recipe_sees_its_own_saves_alone(job, io):
     assert steps(outcome.log) == [3, 9]
 
 
+@pytest.mark.parametrize("io", ["custom", "async"])
+def test_a_killed_run_with_a_checkpoint_io_of_the_recipes_own_goes_on_from_memory_past_it(job, straight, io):
+    argv = (*STEPS, "--durable-every", "10", "--io", io)
+    killed = job.run(*argv, "--kill-at", "17")
+    assert killed.statuses == [-9] and steps(killed.log) == [3, 6, 9, 12, 15], killed.log
+    path = job.folder / "durable" / "step=10.ckpt"
+    again = job.run(*argv, "--ckpt-path", str(path))
+    assert again.statuses == [0] and again.results[0]["started_at"] == 15, again.log
+    assert f"going on from memory, step 15, not from {path} of step 10" in again.log
+    assert set(again.results[0]["calls"]) == {"save step=20.ckpt", "save last.ckpt"}
+    assert exact(again.results[0]) == exact(straight(*STEPS)[0])
+
+
 @pytest.mark.parametrize(("how", "status"), [("RAISE", 1), ("TERM", 1)])
 def test_an_error_or_sigterm_keeps_the_memory_versions(job, straight, how, status):
     broken = job.run(*STEPS, "--kill-at", "20", "--kill", how)
@@ -323,7 +336,13 @@ def test_both_packages_imported_make_one_save_per_step(package, tmp_path):
     assert [line["step"] for line in observed(found.stderr)] == [6, 6, 12, 12], "two files per step, each seen once"
 
 
-def test_a_batch_has_one_hook_of_ours_and_the_others_are_lightnings_own(agent_zygote):
-    check = ["--inside", "a_batch_has_one_hook_of_ours_and_the_others_are_lightnings_own"]
-    outcome = agent_zygote.run(check, environ={"MLFLASHPOINT_JOB_ID": "job"})
+@pytest.mark.parametrize(
+    "check",
+    [
+        "a_batch_has_one_hook_of_ours_and_the_others_are_lightnings_own",
+        "what_the_recipe_saves_into_the_container_is_its_own_and_not_durable",
+    ],
+)
+def test_inside(agent_zygote, check):
+    outcome = agent_zygote.run(["--inside", check], environ={"MLFLASHPOINT_JOB_ID": "job"})
     assert outcome.statuses == [0], outcome.log

@@ -183,6 +183,7 @@ def parse(argv: list[str]):
     parser.add_argument("--kill", choices=("KILL", "TERM", "RAISE"), default="KILL")
     parser.add_argument("--settle-s", type=float, default=0.5)
     parser.add_argument("--library", help="base container: use the library form")
+    parser.add_argument("--library-sync", action="store_true", help="finish a memory save before training goes on")
     parser.add_argument("--every", type=int, default=2)
     parser.add_argument("--always-save-context", action="store_true")
     parser.add_argument("--restore", help="checkpoint whose weights the training begins with")
@@ -344,7 +345,7 @@ def use_library(args, trainer, resume):
     return wrap_trainer_and_auto_resume_with_mlflashpoint(
         trainer=trainer,
         flashpoint_base_container=args.library,
-        async_save=True,
+        async_save=not args.library_sync,
         default_auto_resume=resume,
         always_save_context=args.always_save_context,
     )

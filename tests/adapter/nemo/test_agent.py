@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mlflashpoint.core.reader import ShardReader
 from tests.adapter.lightning.support import observed, saves, steps
 
 pytestmark = pytest.mark.multiprocess
@@ -15,24 +16,36 @@ pytestmark = pytest.mark.multiprocess
 EXACT = ("step", "weights", "optimizer", "states")
 
 
+def content_metadata(job) -> list[dict]:
+    """What the strategy has told about the layout of each shard in memory."""
+    readers = [ShardReader.open(commit.with_suffix("")) for commit in job.versions()]
+    found = [reader.attributes["content_metadata"] for reader in readers]
+    for reader in readers:
+        reader.close()
+    return found
+
+
 def exact(results: list[dict]) -> list[dict]:
     return [{name: result[name] for name in EXACT} for result in results]
 
 
 @pytest.mark.parametrize(
-    ("argv", "ranks"),
+    ("argv", "ranks", "sharding"),
     [
-        ((), 1),
-        (("--tp", "2"), 2),
-        (("--distributed-optimizer",), 2),
-        (("--distributed-optimizer", "--fully-reshardable"), 2),
+        ((), 1, None),
+        (("--tp", "2"), 2, None),
+        (("--distributed-optimizer",), 2, "dp_reshardable"),
+        (("--distributed-optimizer", "--fully-reshardable"), 2, "fully_reshardable"),
     ],
     ids=["one rank", "tensor parallel", "distributed optimizer", "fully reshardable optimizer"],
 )
-def test_a_killed_run_goes_on_from_memory_on_all_ranks_and_ends_as_the_straight_run(job, straight, argv, ranks):
+def test_a_killed_run_goes_on_from_memory_on_all_ranks_and_ends_as_the_straight_run(
+    job, straight, argv, ranks, sharding
+):
     killed = job.run(*argv, "--kill-at", "5", "--kill-rank", str(ranks - 1), ranks=ranks)
     assert killed.statuses[-1] == -9
     assert [steps(log) for log in killed.logs] == [[2, 4]] * ranks
+    assert [one.get("distrib_optim_sharding_type") for one in content_metadata(job)] == [sharding] * 2 * ranks
     again = job.run(*argv, ranks=ranks)
     assert again.statuses == [0] * ranks, again.log
     assert [result["started_at"] for result in again.results] == [4] * ranks

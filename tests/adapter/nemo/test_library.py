@@ -17,7 +17,7 @@ def library(job) -> tuple[str, ...]:
     return ("--library", str(job.base))
 
 
-@pytest.mark.parametrize("how", [(), ("--async-save",)], ids=["sync", "async"])
+@pytest.mark.parametrize("how", [("--library-sync",), ("--async-save",)], ids=["sync", "async"])
 def test_a_killed_run_goes_on_from_the_path_that_auto_resume_gives(plain_job, straight, how):
     argv = ("--steps", "8", "--distributed-optimizer", *how)
     mixed = (*argv, *library(plain_job), "--durable-every", "4", "--resume", "--always-save-context")
