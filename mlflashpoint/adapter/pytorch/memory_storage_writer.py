@@ -75,8 +75,6 @@ class MemoryStorageWriter(StorageWriter):
         self._is_coordinator = True
         #: whether it came from the training process: nobody waits for what it does but those who want the version
         self._travelled = False
-        #: why the state did not come with it as it was
-        self._unsent: FlashpointError | None = None
         self._save: Save | None = None
         self._last: Save | None = None
         self._bulletins = Bulletins()
@@ -125,9 +123,6 @@ class MemoryStorageWriter(StorageWriter):
         step, last = self._place()[1], self._last
         # Every rank makes the same saves, so all of them give a repeated one the same number.
         self._save = Save(step, last.attempt + 1 if last is not None and last.step == step else 0)
-        if self._unsent is not None:
-            locate(self._unsent, self.runtime(), self._save, self.checkpoint_id)
-            raise self._unsent
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Names the version to the coordinator."""
@@ -259,17 +254,11 @@ class MemoryStorageWriter(StorageWriter):
     def __getstate__(self) -> dict[str, Any]:
         # It travels to a checkpoint process at each save: the settings do, what was learnt from saves does not.
         self._turns.withdraw()
-        return {
-            "saver": self._saver,
-            "topology": self.topology,
-            "side_files": self.side_files,
-            "unsent": self._stager.unsendable(),
-        }
+        return {"saver": self._saver, "topology": self.topology, "side_files": self.side_files}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(checkpoint_saver=state["saver"], side_files=state["side_files"])  # type: ignore[misc]
         self.topology = state["topology"]
-        self._unsent = state["unsent"]
         self._travelled = True
 
     @property
