@@ -1,16 +1,20 @@
 """What stands in a state in the place of a leaf that can't be saved, so that the save is refused on all ranks.
 
 A rank that raises before DCP's first exchange leaves the others waiting in it. So staging and sending raise nothing
-and put this into the state, which carries the reason to where it is an error on all ranks: planning. A planner that
-leaves the leaf out never meets it.
+and put this into the state, which carries the reason into the rank's plan, that the writer refuses, on all ranks. A
+planner that leaves the leaf out never meets it.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
+
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 
 from mlflashpoint.errors import FlashpointError, StateTypeError, StoreFullError
 
@@ -65,17 +69,30 @@ class Missing:
             "leave it out, store plain data in its place, or register how to pickle its type (copyreg.pickle)",
         )
 
-    def refuse(self, key: str) -> NoReturn:
-        """Raise the error, for the leaf at ``key``."""
-        raise self._refusal(f"{key!r} {self._why}", remedy=self._remedy)
+    def error(self, key: str) -> FlashpointError:
+        """For the leaf at ``key``."""
+        return self._refusal(f"{key!r} {self._why}", remedy=self._remedy)
 
-    def __create_write_items__(self, fqn: str, leaf: object) -> NoReturn:
+    def __create_write_items__(self, fqn: str, leaf: object) -> list[WriteItem]:
         # DCP's planners ask a leaf that has this.
-        self.refuse(fqn)
+        return [_Refused(MetadataIndex(fqn), WriteItemType.BYTE_IO, missing=self)]
 
     def __reduce__(self) -> NoReturn:
         # Pickled by a planner of the user's own, it would be in the version.
-        self.refuse("what is to be saved")
+        raise self.error("what is to be saved")
+
+
+@dataclass(frozen=True)
+class _Refused(WriteItem):
+    """In a plan that must not be carried out."""
+
+    missing: Missing | None = None
+
+
+def missing_of(plan: SavePlan) -> FlashpointError | None:
+    """Why ``plan``, a rank's own, is to be refused; None if nothing is missing."""
+    found = next((item for item in plan.items if isinstance(item, _Refused)), None)
+    return None if found is None or found.missing is None else found.missing.error(found.index.fqn)
 
 
 def _short_of(error: Exception) -> tuple[str, str] | None:

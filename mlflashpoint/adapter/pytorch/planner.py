@@ -20,7 +20,6 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 
-from mlflashpoint.adapter.pytorch.missing import Missing
 from mlflashpoint.adapter.pytorch.registered import not_serialisable, require_registered
 from mlflashpoint.adapter.pytorch.structure import Structure, is_nested
 from mlflashpoint.errors import PeerError, StateTypeError
@@ -86,8 +85,6 @@ class StructureSavePlanner(DefaultSavePlanner):
         if self._leaves is not None:
             return SavePlan([], planner_data=_Agreed(self._number))
         for fqn, value in self.state_dict.items():
-            if isinstance(value, Missing):
-                value.refuse(fqn)
             if is_nested(value):
                 kind = f"{type(value).__module__}.{type(value).__qualname__}"
                 raise StateTypeError(

@@ -44,7 +44,7 @@ def require_registered(key: str, value: Any) -> None:
     if type(value) in _LEAVES:
         return
     if isinstance(value, Missing):
-        value.refuse(key)
+        raise value.error(key)
     found = _strange(key, value)
     if found is None or _torch_trusts(value):
         return

@@ -111,6 +111,7 @@ def test_a_tensor_that_one_rank_cant_copy_is_refused_by_name_on_all_ranks(said, 
         assert list(result["failures"]) == ["1"]
         kind, text = result["failures"]["1"]
         assert kind == "StateTypeError" and "'all' is a torch.Tensor, which can't be copied" in text
+        assert f"rank 1, step {step + 1}" in text
         assert result["seconds"] < 30
         assert result["newest"] == f"{job[0]}/job/step-{step}_ckpt"
         assert result["before"] == holds(step)
