@@ -7,10 +7,8 @@ in it. So a version is complete exactly if DCP finished it, and any one shard de
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from mlflashpoint.adapter.pytorch.shards import pack
 from mlflashpoint.core.channel import Channel, poll
@@ -127,14 +125,12 @@ class Save:
         attempt: number of saves of that step before it.
         outcome: True once it is final, False once it is known not to be, None meanwhile.
         planning: whether the ranks have no plan yet, so that none of them has begun to write.
-        holder: who may finish it after later saves have begun, as long as that lives.
     """
 
     step: int
     attempt: int = 0
     outcome: bool | None = None
     planning: bool = False
-    holder: weakref.ref[Any] | None = None
     _metadata: bytes | None = None
     _shared: bool = False
     _failure: FlashpointError | None = None
@@ -144,14 +140,9 @@ class Save:
         return f"save/{self.step}-{self.attempt}"
 
     @property
-    def held(self) -> bool:
-        """Whether somebody may still finish it."""
-        return self.holder is not None and self.holder() is not None
-
-    @property
-    def finished(self) -> bool:
-        """Whether this rank, as the coordinator, was told by DCP that all ranks have written."""
-        return self._metadata is not None
+    def is_open(self) -> bool:
+        """Whether nobody has finished it, as DCP does on the coordinator, or given it up."""
+        return self._metadata is None and self.outcome is None
 
     @property
     def alone(self) -> bool:
@@ -216,3 +207,13 @@ class Save:
         if not final:
             raise PeerError(f"another rank could not write: {text}", step=self.step)
         return bulletin.read(text)
+
+
+def await_complete(runtime: Runtime, save: Save) -> None:
+    """Wait until all ranks have committed it; raises PeerError if one could not."""
+    if runtime.await_version(save.step) is False:
+        raise PeerError(
+            "the version is not complete: a rank could not commit it",
+            step=save.step,
+            remedy="look for the reason in the ranks' logs",
+        )

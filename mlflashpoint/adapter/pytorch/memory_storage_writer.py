@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +12,8 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from mlflashpoint.adapter.pytorch.finish import Bulletins, Save
+from mlflashpoint.adapter.pytorch.finish import Bulletins, Save, await_complete
+from mlflashpoint.adapter.pytorch.missing import missing_of
 from mlflashpoint.adapter.pytorch.planner import StructureSavePlanner
 from mlflashpoint.adapter.pytorch.resolving import bytes_tensor, resolve_items
 from mlflashpoint.adapter.pytorch.same_step import compared, marked
@@ -23,6 +22,7 @@ from mlflashpoint.adapter.pytorch.stager import ReusedStager
 from mlflashpoint.adapter.pytorch.tables import Sent, Table, Tables
 from mlflashpoint.adapter.pytorch.telling import locate, tell_failed
 from mlflashpoint.adapter.pytorch.turns import Turns
+from mlflashpoint.adapter.pytorch.unfinished import Unfinished
 from mlflashpoint.core.checkpoint_saver import DefaultMLFlashpointCheckpointSaver, Stores
 from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.core.node_versions import split_version
@@ -75,10 +75,9 @@ class MemoryStorageWriter(StorageWriter):
         self._is_coordinator = True
         #: whether it came from the training process: nobody waits for what it does but those who want the version
         self._travelled = False
-        #: why the state did not come with it as it was
-        self._unsent: FlashpointError | None = None
         self._save: Save | None = None
         self._last: Save | None = None
+        self._unfinished = Unfinished()
         self._bulletins = Bulletins()
         self._tables = Tables()
 
@@ -97,23 +96,8 @@ class MemoryStorageWriter(StorageWriter):
             self.checkpoint_id = CheckpointContainerId(str(checkpoint_id))
 
     def give_up_unfinished(self) -> None:
-        """If DCP has let go of the last save without finishing it, tell all ranks, which wait for the word on it.
-
-        DCP does not say so. Only the coordinator can tell such a save from one whose word is on its way.
-        """
-        save = self._save
-        if save is None or not self._is_coordinator or save.finished or save.held or not self._turns.free:
-            return
-        self._save = None
-        if save.planning:
-            # It had no plan, so no rank has begun to write, and the step may be saved yet.
-            return
-        error = PeerError(
-            "DCP did not finish the save", step=save.step, remedy="look for the error that dcp.save raised"
-        )
-        with contextlib.suppress(FlashpointError):
-            tell_failed(self.runtime(), save, error)
-        save.abandon(error)
+        """Tell all ranks of the saves that DCP, or who held them, has let go of without finishing them."""
+        self._unfinished.give_up(self._saver.runtime, last=self._turns.free)
 
     def set_up_storage_writer(
         self, is_coordinator: bool, *args: Any, use_collectives: bool = True, **kwargs: Any
@@ -122,16 +106,18 @@ class MemoryStorageWriter(StorageWriter):
             raise CheckpointIdError("no checkpoint id", remedy="pass checkpoint_id to dcp.save")
         # Without collectives each rank finishes its save for itself.
         self._is_coordinator = is_coordinator or not use_collectives
-        step, last = self._place()[1], self._last
+        (container, step), last = self._place(), self._last
         # Every rank makes the same saves, so all of them give a repeated one the same number.
         self._save = Save(step, last.attempt + 1 if last is not None and last.step == step else 0)
-        if self._unsent is not None:
-            locate(self._unsent, self.runtime(), self._save, self.checkpoint_id)
-            raise self._unsent
+        if self._is_coordinator:
+            self._unfinished.begin(self._save, container)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Names the version to the coordinator."""
-        save = self._begun()
+        """Names the version to the coordinator; raises, as DCP does on all ranks, what could not be staged or sent."""
+        save, missing = self._begun(), missing_of(plan)
+        if missing is not None:
+            locate(missing, self.runtime(), save, self.checkpoint_id)
+            raise missing
         save.planning = True
         return marked(plan, save.step, str(self.checkpoint_id))
 
@@ -175,9 +161,8 @@ class MemoryStorageWriter(StorageWriter):
 
     def hold(self, holder: object) -> Save:
         """The save that has begun, for ``finish`` to be told: ``holder`` may finish it after later ones have begun."""
-        save = self._begun()
-        save.holder = weakref.ref(holder)
-        return save
+        self._unfinished.hold(holder)
+        return self._begun()
 
     def finish(self, metadata: Metadata, results: Sequence[Sequence[WriteResult]], *, save: Save | None = None) -> None:
         """On the coordinator, once all ranks have written: from now on the version may become complete.
@@ -216,17 +201,9 @@ class MemoryStorageWriter(StorageWriter):
         save.finish(encoded, shared=len(tables) == runtime.world_size > 1)
         if self._travelled and (runtime.world_size == 1 or not save.alone):
             # The training process has no other way to learn when the version is there.
-            self._await_complete(runtime, save)
+            await_complete(runtime, save)
         elif self._travelled or not runtime.config.async_save:
             runtime.flush()
-
-    def _await_complete(self, runtime: Runtime, save: Save) -> None:
-        if runtime.await_version(save.step) is False:
-            raise PeerError(
-                "the version is not complete: a rank could not commit it",
-                step=save.step,
-                remedy="look for the reason in the ranks' logs",
-            )
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
@@ -259,17 +236,11 @@ class MemoryStorageWriter(StorageWriter):
     def __getstate__(self) -> dict[str, Any]:
         # It travels to a checkpoint process at each save: the settings do, what was learnt from saves does not.
         self._turns.withdraw()
-        return {
-            "saver": self._saver,
-            "topology": self.topology,
-            "side_files": self.side_files,
-            "unsent": self._stager.unsendable(),
-        }
+        return {"saver": self._saver, "topology": self.topology, "side_files": self.side_files}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(checkpoint_saver=state["saver"], side_files=state["side_files"])  # type: ignore[misc]
         self.topology = state["topology"]
-        self._unsent = state["unsent"]
         self._travelled = True
 
     @property

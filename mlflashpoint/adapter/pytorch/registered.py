@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
+from mlflashpoint.adapter.pytorch.missing import Missing
 from mlflashpoint.core.leaves import leaf_of
 from mlflashpoint.core.plain import PLAIN_TYPES
 from mlflashpoint.errors import StateTypeError
@@ -42,6 +43,8 @@ def require_registered(key: str, value: Any) -> None:
     """
     if type(value) in _LEAVES:
         return
+    if isinstance(value, Missing):
+        raise value.error(key)
     found = _strange(key, value)
     if found is None or _torch_trusts(value):
         return

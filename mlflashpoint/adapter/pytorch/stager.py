@@ -6,7 +6,9 @@ what the copy itself does. Here a save whose state has the structure of the one 
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import pickle
 import weakref
 from typing import Any
 
@@ -15,29 +17,29 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.tensor import DTensor
 
 from mlflashpoint.adapter.pytorch.copies import copy_all
-from mlflashpoint.adapter.pytorch.sending import sendable
-from mlflashpoint.adapter.pytorch.structure import Structure, is_nested, rebuild
-from mlflashpoint.errors import FlashpointError
+from mlflashpoint.adapter.pytorch.missing import Missing
+from mlflashpoint.adapter.pytorch.sending import packed
+from mlflashpoint.adapter.pytorch.structure import Structure, is_nested, local_of, rebuild
 
 #: sets of buffers that are kept: one being uploaded while the next save is staged
 _SETS = 2
 #: bytes; a cache line, and a multiple of every element size
 _ALIGN = 64
+_STAGED = "copied, which async_save does first"
 _IMMUTABLE = (bool, int, float, complex, str, bytes, type(None))
 
 
 class ReusedStager:
     """Copies a state to host memory; after ``stage`` returns the caller may change every tensor and object of it.
 
-    Has the methods of DCP's ``AsyncStager``. A state with tensors of a kind of their own (neither plain nor DTensor) is
-    left to DCP's blocking stager.
+    Has the methods of DCP's ``AsyncStager``. Tensors of a kind of their own (neither plain nor DTensor) are left to
+    DCP's blocking stager.
     """
 
     _synchronize_after_execute = False
 
     def __init__(self) -> None:
         self._sets: list[_Buffers] = []
-        self._last: weakref.ref[_Staged] | None = None
 
     @property
     def should_synchronize_after_execute(self) -> bool:
@@ -45,31 +47,23 @@ class ReusedStager:
 
     @torch.no_grad()
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """A copy of ``state_dict`` on the host."""
-        staged = self._stage(state_dict)
-        self._last = weakref.ref(staged)
-        return staged
-
-    def unsendable(self) -> FlashpointError | None:
-        """Why something of the state that was staged last can't be sent to a checkpoint process, None if all can."""
-        staged = None if self._last is None else self._last()
-        return None if staged is None else staged.parcel()[1]
+        """A copy of ``state_dict`` on the host; what can't be copied is ``Missing`` from it."""
+        try:
+            return self._stage(state_dict)
+        except Exception as error:
+            return _Staged({"state": Missing.of(state_dict, "staged", error)})
 
     def _stage(self, state_dict: dict[str, Any]) -> _Staged:
         for buffers in self._sets:
-            leaves = None if buffers.busy else buffers.structure.match(state_dict)
+            leaves = None if buffers.busy else buffers.match(state_dict)
             if leaves is not None:
                 return buffers.fill(state_dict, leaves)
         structure, leaves = Structure.of(state_dict)
-        if any(map(is_nested, leaves)):
-            # It has no buffer. Raised here, on one rank, it would leave the others waiting in the save, which refuses
-            # it on all, unless the planner leaves it out: then the others are to be those of now.
-            return _Buffers(structure, leaves).fill(state_dict, leaves)
-        if not structure.is_comparable or any(isinstance(x, torch.Tensor) and _local(x) is None for x in leaves):
-            return _Staged(_left_to_dcp(state_dict, leaves))
-        self._sets = [buffers for buffers in self._sets if buffers.busy][: _SETS - 1]
-        self._sets.append(_Buffers(structure, leaves))
-        return self._sets[-1].fill(state_dict, leaves)
+        buffers = _Buffers(structure, leaves)
+        if structure.is_comparable:
+            self._sets = [buffers for buffers in self._sets if buffers.busy][: _SETS - 1]
+            self._sets.append(buffers)
+        return buffers.fill(state_dict, leaves)
 
     def synchronize_staging(self) -> None:
         """Nothing to wait for: ``stage`` returns when the copy is made."""
@@ -82,18 +76,10 @@ class ReusedStager:
 class _Staged(dict[str, Any]):
     """A staged state; once it is gone nobody reads its buffers any more."""
 
-    __slots__ = ("__weakref__", "_parcel")
-
-    def parcel(self) -> tuple[dict[str, Any], FlashpointError | None]:
-        """As ``sendable`` gives it."""
-        try:
-            return self._parcel
-        except AttributeError:
-            self._parcel: tuple[dict[str, Any], FlashpointError | None] = sendable(dict(self))
-            return self._parcel
+    __slots__ = ("__weakref__",)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (self.parcel()[0],)
+        return dict, (packed(dict(self)),)
 
 
 class _Buffers:
@@ -102,63 +88,95 @@ class _Buffers:
     def __init__(self, structure: Structure, leaves: list[Any]) -> None:
         self.structure = structure
         self._user: weakref.ref[_Staged] | None = None
-        sources = {place: _local(leaf) for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+        sources = {place: local_of(leaf) for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
         found = {place: source for place, source in sources.items() if source is not None}
         pinned = any(source.is_cuda for source in found.values())
-        # The DTensors' parts need a storage of their own: torch takes a DTensor whose part begins further on in its
-        # storage for a plain tensor when it pickles it for a checkpoint process, and crashes.
-        flat = {place: _nbytes(source) for place, source in found.items() if not isinstance(leaves[place], DTensor)}
-        memory = torch.empty(sum(map(_padded, flat.values())), dtype=torch.uint8, pin_memory=pinned)
+        memory = torch.empty(
+            sum(_padded(_nbytes(source)) for source in found.values()), dtype=torch.uint8, pin_memory=pinned
+        )
         self._views: dict[int, torch.Tensor] = {}
         self._tensors: dict[int, Any] = {}
         offset = 0
         for place, source in found.items():
-            leaf = leaves[place]
+            leaf, nbytes = leaves[place], _nbytes(source)
+            view = memory[offset : offset + nbytes].view(source.dtype).view(source.shape)
+            offset += _padded(nbytes)
+            self._views[place] = self._tensors[place] = view
             if isinstance(leaf, DTensor):
-                view = torch.empty(source.shape, dtype=source.dtype, pin_memory=pinned)
                 self._tensors[place] = DTensor(view, leaf._spec, requires_grad=False)  # type: ignore[no-untyped-call]
-            else:
-                view = memory[offset : offset + flat[place]].view(source.dtype).view(source.shape)
-                offset += _padded(flat[place])
-                self._tensors[place] = view
-            self._views[place] = view
+
+    def match(self, state: dict[str, Any]) -> list[Any] | None:
+        """The leaves of ``state`` if they fit in, else None."""
+        leaves = self.structure.match(state)
+        fits = leaves is not None and all(local_of(leaves[place]) is not None for place in self._views)
+        return leaves if fits else None
 
     @property
     def busy(self) -> bool:
         return self._user is not None and self._user() is not None
 
     def fill(self, state: dict[str, Any], leaves: list[Any]) -> _Staged:
-        views = list(self._views.values())
-        sources = [_local(leaves[place]) for place in self._views]
-        devices = {source.device for source in sources if source is not None and source.device.type != "cpu"}
-        if devices:
-            # It takes no lazily conjugated or negated view; for all others these give back the tensor itself.
-            plain = [source.resolve_conj().resolve_neg() for source in sources if source is not None]
-            torch._foreach_copy_(views, plain, non_blocking=True)
-            for device in devices:
-                getattr(torch, device.type).current_stream(device).synchronize()
-        else:
-            copy_all(views, sources)  # type: ignore[arg-type]
-        tensors = self._tensors
+        tensors = {**self._tensors, **self._lost(leaves)}
         staged = (tensors[p] if p in tensors else _snapshot(leaf) for p, leaf in enumerate(leaves))
         result = _Staged(rebuild(state, staged))
         self._user = weakref.ref(result)
         return result
 
+    def _lost(self, leaves: list[Any]) -> dict[int, Missing]:
+        """Copy the tensors; those that could not be, by their place."""
+        sources = [source for place in self._views if (source := local_of(leaves[place])) is not None]
+        try:
+            _copy(list(self._views.values()), sources)
+            return {}
+        except Exception:
+            return self._lost_one_by_one(leaves, sources)
 
-def _left_to_dcp(state: dict[str, Any], leaves: list[Any]) -> Any:
+    def _lost_one_by_one(self, leaves: list[Any], sources: list[torch.Tensor]) -> dict[int, Missing]:
+        lost = {}
+        for (place, view), source in zip(self._views.items(), sources, strict=True):
+            try:
+                view.copy_(source)
+            except Exception as error:
+                lost[place] = Missing.of(leaves[place], _STAGED, error)
+        return lost
+
+
+def _copy(views: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    devices = {source.device for source in sources if source.device.type != "cpu"}
+    if devices:
+        # It takes no lazily conjugated or negated view; for all others these give back the tensor itself.
+        torch._foreach_copy_(views, [source.resolve_conj().resolve_neg() for source in sources], non_blocking=True)
+        for device in devices:
+            getattr(torch, device.type).current_stream(device).synchronize()
+    else:
+        copy_all(views, sources)
+
+
+def _snapshot(leaf: Any) -> Any:
+    """A copy of what has no buffer, never the leaf itself: training changes it while it is saved."""
+    if isinstance(leaf, _IMMUTABLE):
+        return leaf
     try:
-        return BlockingAsyncStager().stage(state)
+        return _tensor_copy(leaf) if isinstance(leaf, torch.Tensor) else _object_copy(leaf)
+    except Exception as error:
+        return Missing.of(leaf, _STAGED, error)
+
+
+def _tensor_copy(leaf: torch.Tensor) -> Any:
+    if not is_nested(leaf):
+        # It can't copy all layouts.
+        with contextlib.suppress(Exception):
+            return BlockingAsyncStager().stage({"": leaf})[""]
+    own = leaf.detach()
+    return own.clone() if own.is_cpu else own.cpu()
+
+
+def _object_copy(leaf: Any) -> Any:
+    try:
+        return copy.deepcopy(leaf)
     except Exception:
-        # As in _snapshot.
-        return rebuild(state, map(_snapshot, leaves))
-
-
-def _local(leaf: torch.Tensor) -> torch.Tensor | None:
-    """The plain tensor that holds this rank's bytes, None if there is no single one."""
-    inner = leaf._local_tensor if type(leaf) is DTensor else leaf
-    is_plain = type(inner) in (torch.Tensor, torch.nn.Parameter) and inner.layout is torch.strided
-    return inner if is_plain and not inner.is_nested else None
+        # As DCP will store it; a tensor with a history, for one, can be pickled and not deep-copied.
+        return pickle.loads(pickle.dumps(leaf, pickle.HIGHEST_PROTOCOL))
 
 
 def _nbytes(tensor: torch.Tensor) -> int:
@@ -167,13 +185,3 @@ def _nbytes(tensor: torch.Tensor) -> int:
 
 def _padded(nbytes: int) -> int:
     return -(-nbytes // _ALIGN) * _ALIGN
-
-
-def _snapshot(leaf: Any) -> Any:
-    if isinstance(leaf, _IMMUTABLE):
-        return leaf
-    try:
-        return copy.deepcopy(leaf)
-    except Exception:
-        # Raised here, on one rank, it would leave the others waiting in the save, which refuses the object on all.
-        return leaf

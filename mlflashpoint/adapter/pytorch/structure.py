@@ -25,9 +25,7 @@ class Structure:
     @classmethod
     def of(cls, state: Any) -> tuple[Structure, list[Any]]:
         """The structure of ``state``, and its leaves."""
-        keys: list[Any] = []
-        leaves: list[Any] = []
-        _walk(state, keys, leaves)
+        keys, leaves = walked(state)
         return cls(keys, [_trait(leaf) for leaf in leaves]), leaves
 
     @property
@@ -37,9 +35,7 @@ class Structure:
 
     def match(self, state: Any) -> list[Any] | None:
         """The leaves of ``state`` if it has this structure, else None."""
-        keys: list[Any] = []
-        leaves: list[Any] = []
-        _walk(state, keys, leaves)
+        keys, leaves = walked(state)
         if keys != self.keys:
             return None
         for leaf, trait in zip(leaves, self.traits, strict=True):
@@ -48,11 +44,12 @@ class Structure:
         return leaves
 
 
-def leaves_of(state: Any) -> list[Any]:
-    """The leaves of ``state``, in the order of the walk."""
+def walked(state: Any) -> tuple[list[Any], list[Any]]:
+    """The keys (and container lengths) and the leaves of ``state``, in the order of the walk."""
+    keys: list[Any] = []
     leaves: list[Any] = []
-    _walk(state, [], leaves)
-    return leaves
+    _walk(state, keys, leaves)
+    return keys, leaves
 
 
 def rebuild(state: Any, leaves: Iterator[Any]) -> Any:
@@ -105,6 +102,13 @@ def _trait(leaf: Any) -> tuple[Any, ...]:
     if isinstance(leaf, torch.Tensor):
         return type(leaf), _same_tensor, leaf.dtype, leaf.requires_grad, leaf.shape
     return type(leaf), None
+
+
+def local_of(leaf: torch.Tensor) -> torch.Tensor | None:
+    """The plain tensor that holds this rank's bytes, None if there is no single one."""
+    inner = leaf._local_tensor if type(leaf) is DTensor else leaf
+    is_plain = type(inner) in (torch.Tensor, torch.nn.Parameter) and inner.layout is torch.strided
+    return inner if is_plain and not inner.is_nested else None
 
 
 def is_nested(leaf: Any) -> bool:

@@ -205,6 +205,22 @@ def main(base):
     def an_unregistered_object_in_an_async_save():
         return refused(105, store.planner, asynchronous=True)
 
+    def uncopied(step, planner=None):
+        save(step - 1)
+        if rank == 1:
+            # It has no data to copy.
+            states[step]["all"] = torch.ones(1000, device="meta")
+        failed = failing(lambda: save_async(step, planner=planner).result())
+        return {**failed, "newest": store.latest(), "before": load(step - 1)}
+
+    @scenario
+    def a_tensor_that_one_rank_cant_copy_with_the_stores_planner():
+        return uncopied(107, store.planner)
+
+    @scenario
+    def a_tensor_that_one_rank_cant_copy_with_dcps_planner():
+        return uncopied(109)
+
     def there_and_back(step, thing, planner=None):
         states[step] = {f"thing{rank}": thing}
         save(step, planner=planner)

@@ -100,6 +100,24 @@ def test_an_unregistered_object_is_refused_by_name_on_all_ranks(said, job, scena
 
 
 @pytest.mark.parametrize(
+    ("scenario", "step"),
+    [
+        ("a_tensor_that_one_rank_cant_copy_with_the_stores_planner", 106),
+        ("a_tensor_that_one_rank_cant_copy_with_dcps_planner", 108),
+    ],
+)
+def test_a_tensor_that_one_rank_cant_copy_is_refused_by_name_on_all_ranks(said, job, scenario, step):
+    for result in said(scenario):
+        assert list(result["failures"]) == ["1"]
+        kind, text = result["failures"]["1"]
+        assert kind == "StateTypeError" and "'all' is a torch.Tensor, which can't be copied" in text
+        assert f"rank 1, step {step + 1}" in text
+        assert result["seconds"] < 30
+        assert result["newest"] == f"{job[0]}/job/step-{step}_ckpt"
+        assert result["before"] == holds(step)
+
+
+@pytest.mark.parametrize(
     ("scenario", "thing"),
     [
         ("an_object_on_our_allow_list", ["Allowed", 7]),

@@ -2,12 +2,17 @@
 
 import copy
 import gc
+import io
+import threading
 
 import pytest
 import torch
 from torch.distributed.checkpoint.staging import AsyncStager
 
+from mlflashpoint.adapter.pytorch import StructureSavePlanner
+from mlflashpoint.adapter.pytorch.missing import missing_of
 from mlflashpoint.adapter.pytorch.stager import ReusedStager
+from mlflashpoint.errors import FlashpointError
 
 
 def state(seed=0):
@@ -129,3 +134,86 @@ def test_beside_a_nested_tensor_the_others_are_those_of_now():
     state["w"].fill_(9)
     assert staged["w"].tolist() == [0, 0, 0]
     assert staged["nested"].is_nested
+
+
+class Uncopied(torch.Tensor):
+    """A tensor whose values nothing gives away."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func in (torch.Tensor.__deepcopy__, torch.Tensor.detach, torch.Tensor.copy_, torch.Tensor.clone):
+            raise RuntimeError("no copy")
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def __reduce_ex__(self, protocol):
+        raise RuntimeError("no copy")
+
+
+class Uncopyable:
+    """An object that can be pickled and not deep-copied."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __deepcopy__(self, memo):
+        raise RuntimeError("no copy")
+
+
+def refused(staged):
+    planner = StructureSavePlanner()
+    planner.set_up_planner(staged, is_coordinator=True)
+    return str(missing_of(planner.create_local_plan()))
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        lambda: torch.ones(3).as_subclass(Uncopied),
+        lambda: (torch.ones(3), threading.Lock()),
+        lambda: torch.ones(3, device="meta"),
+    ],
+    ids=["tensor", "object with a tensor", "tensor without data"],
+)
+def test_what_cant_be_copied_is_refused_and_never_the_callers_own(leaf):
+    content = {"a": {"own": leaf()}, "w": torch.ones(2)}
+    stager = ReusedStager()
+    for _ in range(2):
+        staged = stager.stage(content)
+        assert staged["a"]["own"] is not content["a"]["own"]
+        assert "'a.own' is a" in refused(staged)
+        assert staged["w"].tolist() == [1, 1]
+        del staged
+
+
+def test_a_tensor_that_dcp_cant_stage_is_copied_though_training_goes_on():
+    weights = torch.eye(3, requires_grad=True)
+    live = (weights * 2).to_sparse()
+    staged = ReusedStager().stage({"sparse": live, "pair": (weights * 2, 1), "lock": Uncopyable(weights)})
+    with torch.no_grad():
+        live._values().zero_()
+        weights.zero_()
+    assert torch.equal(staged["sparse"].to_dense(), 2 * torch.eye(3))
+    assert torch.equal(staged["pair"][0].detach(), 2 * torch.eye(3))
+    assert torch.equal(staged["lock"].value.detach(), torch.eye(3))
+
+
+def test_a_tensor_that_turns_sparse_is_staged_anew():
+    stager = ReusedStager()
+    stager.stage({"w": torch.eye(3)})
+    assert stager.stage({"w": torch.eye(3).to_sparse()})["w"].is_sparse
+
+
+def test_without_memory_for_the_copy_the_save_is_refused(monkeypatch):
+    def empty(*args, **kwargs):
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
+
+    monkeypatch.setattr(torch, "empty", empty)
+    staged = ReusedStager().stage({"w": torch.ones(2)})
+    monkeypatch.undo()
+    assert "no memory" in refused(staged)
+
+
+def test_what_is_refused_cant_be_pickled_by_a_planner_of_ones_own():
+    staged = ReusedStager().stage({"lock": threading.Lock()})
+    with pytest.raises(FlashpointError, match="lock"):
+        torch.save(staged["lock"], io.BytesIO())
