@@ -20,6 +20,8 @@ from mlflashpoint.errors import DeadlineExceededError, FlashpointError, PeerErro
 
 #: characters of a record in the job's store
 _PIECE = 512 << 10
+#: versions whose saves are counted; a rollback goes back over fewer saves
+_ATTEMPTS = 1 << 14
 #: saves whose outcome stays there; the slowest rank is never that far behind
 _OUTCOMES = 32
 
@@ -114,6 +116,22 @@ class Bulletins:
             connect = (lambda: runtime.channel("dcp").under("dcp")) if runtime.world_size > 1 else None
             found = self._found[id(runtime)] = Bulletin(connect, under_way=slots_needed(runtime.config.keep_versions))
         return found
+
+
+_begun: dict[str, int] = {}
+
+
+def attempts_before(version: str) -> int:
+    """How many saves of ``version`` this process has begun before the one that begins now.
+
+    Every rank makes the same saves, so all of them count alike. A checkpoint process has a new writer for each save,
+    and a step that has failed may be saved again after a rollback: what was said of it must not hold for it then.
+    """
+    count = _begun.pop(version, 0)
+    _begun[version] = count + 1
+    while len(_begun) > _ATTEMPTS:
+        del _begun[next(iter(_begun))]
+    return count
 
 
 @dataclass

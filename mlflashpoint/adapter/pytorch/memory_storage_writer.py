@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from mlflashpoint.adapter.pytorch.finish import Bulletins, Save, await_complete
+from mlflashpoint.adapter.pytorch.finish import Bulletins, Save, attempts_before, await_complete
 from mlflashpoint.adapter.pytorch.missing import missing_of
 from mlflashpoint.adapter.pytorch.planner import StructureSavePlanner
 from mlflashpoint.adapter.pytorch.resolving import bytes_tensor, resolve_items
@@ -106,9 +106,8 @@ class MemoryStorageWriter(StorageWriter):
             raise CheckpointIdError("no checkpoint id", remedy="pass checkpoint_id to dcp.save")
         # Without collectives each rank finishes its save for itself.
         self._is_coordinator = is_coordinator or not use_collectives
-        (container, step), last = self._place(), self._last
-        # Every rank makes the same saves, so all of them give a repeated one the same number.
-        self._save = Save(step, last.attempt + 1 if last is not None and last.step == step else 0)
+        container, step = self._place()
+        self._save = Save(step, attempts_before(str(self.checkpoint_id)))
         if self._is_coordinator:
             self._unfinished.begin(self._save, container)
 

@@ -250,6 +250,21 @@ def main(base):
 
         return there_and_back(112, Unregistered(9), Own())
 
+    @scenario
+    def a_rollback_to_a_step_whose_save_had_failed():
+        save(120)
+        bad = {**states[122], **({"bad": Unregistered(1)} if rank == 1 else {})}
+
+        def save_bad():
+            dcp.save(bad, checkpoint_id=store.version(122), storage_writer=store.writer, planner=store.planner)
+
+        failed = sorted(failing(save_bad)["failures"])
+        save(123)
+        save(121)
+        newest = [store.latest().step]
+        save(122)
+        return {"failed": failed, "newest": [*newest, store.latest().step], "loaded": load(122)}
+
     store.close()
     dist.barrier()
     dist.destroy_process_group()

@@ -127,3 +127,8 @@ def test_a_tensor_that_one_rank_cant_copy_is_refused_by_name_on_all_ranks(said, 
 )
 def test_what_is_registered_or_serialised_by_the_user_comes_back(said, scenario, thing):
     assert said(scenario) == [thing] * 2
+
+
+def test_a_step_whose_save_had_failed_is_saved_after_a_rollback_below_it(said):
+    for result in said("a_rollback_to_a_step_whose_save_had_failed"):
+        assert result == {"failed": ["1"], "newest": [121, 122], "loaded": holds(122)}
