@@ -61,6 +61,7 @@ def join(
     deadline_s: float,
     replicas: int = 0,
     late_s: float = 0.0,
+    about: str = "",
 ) -> Joined:
     """Enter the roster; collective.
 
@@ -72,6 +73,7 @@ def join(
         deadline_s: longest wait in seconds.
         replicas: copies of each shard on other failure domains; only rank 0's is used.
         late_s: seconds in which who has given up tells those who come later so, who would else wait in vain.
+        about: what they come for; who comes for something else does not heed that.
 
     Raises:
         DeadlineExceededError: some ranks did not come; names them.
@@ -82,24 +84,30 @@ def join(
     channel.post(f"hello/{me.rank}", [token, dataclasses.asdict(me)])
     channel.add("hellos")
     if me.rank == 0:
-        return _Host(channel, me, token, world_size, Deadline(deadline_s * FIRST_SHARE), replicas, late_s).gather()
-    return _follow(channel, me, token, world_size, Deadline(deadline_s), late_s)
+        return _Host(
+            channel, me, token, world_size, Deadline(deadline_s * FIRST_SHARE), replicas, late_s, about
+        ).gather()
+    return _follow(channel, me, token, world_size, Deadline(deadline_s), late_s, about)
 
 
-def meet(channel: Channel, *, rank: int, world_size: int, deadline_s: float) -> str:
+def meet(channel: Channel, *, rank: int, world_size: int, deadline_s: float, about: str = "") -> str:
     """A name for what these processes say to each other from now on, which no process before them can know.
 
-    Collective, and raises as ``join`` does. What is said under the name is safe from what the store holds already.
+    Collective, and raises as ``join`` does, whose ``about`` it takes too. What is said under the name is safe from what
+    the store holds already.
     """
     me = Member(rank=rank, seat=0, node="", domain="", seen=0, job_id="")
-    joined = join(channel, me, Lineage(), world_size=world_size, deadline_s=deadline_s, late_s=2 * deadline_s)
+    late_s = 2 * deadline_s
+    joined = join(channel, me, Lineage(), world_size=world_size, deadline_s=deadline_s, late_s=late_s, about=about)
     talk = channel.under(f"proposal-{joined.proposal}")
     if talk.add("met") == world_size:
         _in_background(lambda: _forget(talk, world_size))
     return joined.start.run
 
 
-def _follow(channel: Channel, me: Member, token: str, world_size: int, deadline: Deadline, late_s: float) -> Joined:
+def _follow(
+    channel: Channel, me: Member, token: str, world_size: int, deadline: Deadline, late_s: float, about: str
+) -> Joined:
     """Every other rank's part: acknowledge each proposal that names this process, until one is confirmed."""
     #: proposal -> whether this rank leads its node by it
     acknowledged: dict[str, bool] = {}
@@ -116,6 +124,9 @@ def _follow(channel: Channel, me: Member, token: str, world_size: int, deadline:
                 foreign.add(name)
                 return None
             called_off = talk.read("called_off")
+            if called_off is not None and talk.read("about") != about:
+                foreign.add(name)
+                return None
             if called_off is not None:
                 raise CalledOff.from_json(called_off).error(me.rank)
             acknowledged[name] = bool(entry[1])
@@ -131,17 +142,17 @@ def _follow(channel: Channel, me: Member, token: str, world_size: int, deadline:
     joined = poll(look, deadline, world_size=world_size)
     if joined is None:
         if me.rank == 1 and late_s:
-            _in_background(lambda: _tell_late_host(channel, channel.read("hello/0"), Deadline(late_s)))
+            _in_background(lambda: _tell_late_host(channel, channel.read("hello/0"), Deadline(late_s), about))
         raise too_late(f"{unanswered([0], 'joined')} within {deadline.seconds:g} s", me.rank)
     return joined
 
 
-def _tell_late_host(channel: Channel, known: Any, deadline: Deadline) -> None:
+def _tell_late_host(channel: Channel, known: Any, deadline: Deadline, about: str) -> None:
     """Rank 0, if it comes yet, learns that the others have gone; ``known`` is the entry that it had until now."""
     while not deadline.passed:
         entry = channel.read("hello/0")
         if entry != known:
-            channel.post(f"gone/{_hello_from(entry)[0]}", 1)
+            channel.post(f"gone/{_hello_from(entry)[0]}", about)
             return
         time.sleep(_LATE_LOOK_S)
 
@@ -172,8 +183,10 @@ class _Host:
         deadline: Deadline,
         replicas: int,
         late_s: float,
+        about: str,
     ) -> None:
         self._channel = channel
+        self._about = about
         self._replicas = replicas
         self._me = me
         self._token = token
@@ -216,7 +229,7 @@ class _Host:
         # Rank 0 itself has nothing to acknowledge.
         if self._proposed and self._talk.add("acks", 0) >= self._world_size - 1:
             return True
-        self._others_have_gone = bool(self._late_s) and self._channel.read(f"gone/{self._token}") is not None
+        self._others_have_gone = bool(self._late_s) and self._channel.read(f"gone/{self._token}") == self._about
         return False if self._others_have_gone else None
 
     def _tell_late(self, reason: CalledOff) -> None:
@@ -266,7 +279,7 @@ class _Host:
         entries = zip(self._tokens, self._members, strict=True)
         talk.post_many({f"rank/{r}": [t, m.leader] for r, (t, m) in enumerate(entries) if m is not None})
         if called_off is not None:
-            talk.post("called_off", called_off.to_json())
+            talk.post_many({"called_off": called_off.to_json(), "about": self._about})
         self._channel.post("proposal", name)
         self._proposed = True
 
