@@ -45,15 +45,22 @@ def rounds(me, answers, *, dies=False, late_s=0.0):
     return [(outcome.ok, outcome.answer) for outcome in found]
 
 
-def waits(me, late, late_s):
-    """A first round to which one rank comes late, and a second one: how each ends, and the seconds that each takes."""
+def waits(me, late):
+    """A first round that one rank begins when the other has given up, and a second one: how each ends, and after what.
+
+    The other rank waits two seconds for the first one, all else has the deadline.
+    """
     begin(me)
     found = []
     for number in range(2):
-        time.sleep(late_s if (me.rank, number) == (late, 0) else 0)
+        first = number == 0
+        if first and me.rank == late:
+            me.store.wait(["gave up"])
         started = time.monotonic()
-        ok = council.agreed(True)
+        ok = council.agreed(True, 2.0 if first and me.rank != late else None)
         found.append((ok, time.monotonic() - started))
+        if first and me.rank != late:
+            me.store.set("gave up", "1")
         # The script's own save, which all ranks leave together.
         me.store.add(f"left-{number}", 1)
         while me.store.add(f"left-{number}", 0) < me.world:
