@@ -1,5 +1,9 @@
 """What the ranks do in the tests of what they ask each other: real processes, and one of them meets with trouble."""
 
+import contextlib
+import os
+import socket
+import threading
 import time
 
 from mlflashpoint.adapter.megatron import readiness
@@ -9,6 +13,8 @@ from mlflashpoint.core.channel import Channel
 from mlflashpoint.core.meeting import Meeting
 from mlflashpoint.errors import FlashpointError, PeerError
 from tests.adapter.pytorch.script.council_bodies import begin
+
+_others: set[int] = set()
 
 
 def asked(version, deadline_s=30.0, what="save"):
@@ -67,7 +73,32 @@ def missed_first(me, where, late):
     return misses(me, where, late, False)
 
 
+def sockets():
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
+                found.add(int(number))
+    return found
+
+
+def breaks(me, where, waiting):
+    """Rank 1's connection to the store breaks, before a question or while it waits for the outcome."""
+
+    def cut():
+        for number in sockets() - _others:
+            with socket.socket(fileno=os.dup(number)) as one:
+                one.shutdown(socket.SHUT_RDWR)
+
+    if me.rank == 1:
+        threading.Timer(0.2 if waiting else 0, cut).start()
+    time.sleep(0.6 if (me.rank == 0) == waiting else 0.2)
+    return [asked(where)[0], council.agreed(True)]
+
+
 SCENES = {
+    "broken before": (breaks, False),
+    "broken while it waits": (breaks, True),
     "ready": (stumbles, "readiness", "read", "outcome"),
     "ready, tidying": (stumbles, "readiness", "add", "read"),
     "council": (stumbles, "council", "read", "outcome"),
@@ -84,6 +115,9 @@ SCENES = {
 
 def scenes(me):
     begin(me)
+    # Ours comes later.
+    assert me.store.add("known", 0) == 0
+    _others.update(sockets())
     found = {"at first": [asked("first", what="preprocess"), asked("first"), council.agreed(True)]}
     for name, (scene, *how) in SCENES.items():
         me.meet(name)

@@ -1,6 +1,7 @@
 """All ranks go on, or all raise, where one rank's store fails for a moment or a rank has missed a question."""
 
 import pytest
+import torch.distributed as dist
 
 from tests.adapter.megatron.readiness_bodies import scenes
 from tests.core.ranks import Life, memory_folder
@@ -20,6 +21,12 @@ def ranks():
 
 @pytest.mark.parametrize("scene", ["ready", "ready, tidying", "council", "council, tidying"])
 def test_a_rank_whose_store_fails_for_a_moment_goes_on_with_the_others(ranks, scene):
+    assert ranks(scene) == [[True, True]] * 2
+
+
+@pytest.mark.parametrize("scene", ["broken before", "broken while it waits"])
+@pytest.mark.skipif(not hasattr(dist.Store, "clone"), reason="this torch makes no second connection")
+def test_a_rank_whose_connection_to_the_store_breaks_goes_on_by_another_one(ranks, scene):
     assert ranks(scene) == [[True, True]] * 2
 
 
