@@ -111,6 +111,7 @@ def test_a_request_that_is_finalized_when_nobody_waits_any_more_is_an_error_on_a
 def test_ranks_that_finalize_other_requests_are_refused_at_once(saved):
     results = saved("requests_that_the_ranks_finalize_in_another_order")
     refused(results, "StepError", "step-1_ckpt", "step-2_ckpt")
+    assert [result["again"] for result in results] == ["StepError"] * 2
     goes_on(results, 3)
 
 

@@ -186,10 +186,11 @@ def main(what, base, durable):
 
         @scenario
         def requests_that_the_ranks_finalize_in_another_order():
-            store = opened("order", keep_versions=3)
-            requests = [store.save(state(step), step) for step in (1, 2)]
-            refused = failing(requests[rank].execute_sync)
-            return {"refused": refused, "next": goes_on(store, 3)}
+            # A store for each, so that none waits for the other's slot.
+            stores = [opened("order-1"), opened("order-2")]
+            requests = [store.save(state(step), step) for step, store in enumerate(stores, 1)]
+            refused = [failing(requests[mine].execute_sync) for mine in (rank, 1 - rank)]
+            return {"refused": refused[0], "again": refused[1]["kind"], "next": goes_on(stores[0], 3)}
 
         @scenario
         def a_rank_that_is_interrupted_while_it_finalizes():
