@@ -54,6 +54,10 @@ class Channel:
         """The same connection, with ``prefix`` added."""
         return Channel(self._base, f"{self._prefix}/{prefix}", clone=False, written=self._written)
 
+    def on(self, connection: Store) -> Channel:
+        """The same prefix on another connection."""
+        return Channel(connection, self._prefix, clone=False, written=self._written)
+
     def noting(self) -> Channel:
         """The same, which notes what this process writes by it, and by those under it."""
         return Channel(self._base, self._prefix, clone=False, written=set())

@@ -45,6 +45,21 @@ def apart(store: Store) -> Store:
     return store
 
 
+def renewed(store: Store, broken: Store) -> Store:
+    """A new connection in the place of one that is broken, which stays if there can be no other; may take long."""
+    with _lock:
+        found = _kept.get(store)
+    if found is not None and found is not broken:
+        return found
+    made = apart(store)
+    if made is not store:
+        with _lock:
+            if _kept.get(store) in (None, broken):
+                _kept[store] = made
+            return _kept[store]
+    return broken
+
+
 def drop(store: Store, hangs: Store | None = None) -> None:
     """Give up the kept connection, on which a call hangs; the next use makes another one.
 

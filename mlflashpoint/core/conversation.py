@@ -49,11 +49,14 @@ class Conversation:
             return ok, ""
         self._agreements[key] += 1
         name = f"agree/{key}/{self._agreements[key]}"
+        # Joining, where that is not done yet, and the vote; a call that hangs in between is not to count later.
+        whole = Deadline(2 * deadline_s)
 
         def vote() -> tuple[bool, str]:
             start = self._session.joined().start
             channel = self._session.channel().under(f"run-{start.run}/{name}")
-            return agree(channel, ok, rank=ranks.rank, world_size=ranks.world_size, deadline=Deadline(deadline_s))
+            deadline = Deadline(min(deadline_s, whole.remaining_s))
+            return agree(channel, ok, rank=ranks.rank, world_size=ranks.world_size, deadline=deadline)
 
         return self._bounded(vote, f"agreeing on {key}")
 

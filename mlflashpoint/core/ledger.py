@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from mlflashpoint.core.channel import Channel, poll
+from mlflashpoint.core.channel import Channel
 from mlflashpoint.core.deadline import Deadline
+from mlflashpoint.core.round import Question, settle
 from mlflashpoint.errors import PeerError
 
 #: how many saves back the keys of a settled step are kept
@@ -151,19 +152,15 @@ def agree(channel: Channel, ok: bool, *, rank: int, world_size: int, deadline: D
     Raises:
         PeerError: the store can't be reached.
     """
-    if not ok:
-        raw = channel.decide("outcome", [False, f"rank {rank} said no"])
-    elif channel.add("yes") == world_size:
-        raw = channel.decide("outcome", [True, ""])
-    else:
-        raw = poll(lambda: channel.read("outcome"), deadline, world_size=world_size)
-        if raw is None:
-            missing = world_size - channel.add("yes", 0)
-            reason = f"{missing} of {world_size} ranks had not said yes after {deadline.seconds:g} s"
-            raw = channel.decide("outcome", [False, reason])
-    verdict = _from_json(-1, raw)
-    if channel.add("read") == world_size:
-        channel.delete("outcome", "yes", "read")
+    question = Question(
+        "agree",
+        yes=lambda _: [True, ""],
+        no=lambda error: [False, error.message[:_MAX_REASON]],
+        objection=None if ok else [False, f"rank {rank} said no"],
+    )
+    settled = settle(channel, question, rank=rank, size=world_size, deadline=deadline)
+    assert settled is not None
+    verdict = _from_json(-1, settled.outcome)
     return verdict.complete, verdict.reason
 
 

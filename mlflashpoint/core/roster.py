@@ -50,7 +50,14 @@ class Joined:
 
 
 def join(
-    channel: Channel, me: Member, lineage: Lineage, *, world_size: int, deadline_s: float, replicas: int = 0
+    channel: Channel,
+    me: Member,
+    lineage: Lineage,
+    *,
+    world_size: int,
+    deadline_s: float,
+    replicas: int = 0,
+    about: str = "",
 ) -> Joined:
     """Enter the roster; collective.
 
@@ -61,6 +68,7 @@ def join(
         world_size: ranks that have to come.
         deadline_s: longest wait in seconds.
         replicas: copies of each shard on other failure domains; only rank 0's is used.
+        about: what they come for; a call that rank 0 gives up is given up by those alone who came for the same.
 
     Raises:
         DeadlineExceededError: some ranks did not come; names them.
@@ -71,17 +79,18 @@ def join(
     channel.post(f"hello/{me.rank}", [token, dataclasses.asdict(me)])
     channel.add("hellos")
     if me.rank == 0:
-        return _Host(channel, me, world_size, Deadline(deadline_s * FIRST_SHARE), replicas).gather()
-    return _follow(channel, me, token, world_size, Deadline(deadline_s))
+        return _Host(channel, me, world_size, Deadline(deadline_s * FIRST_SHARE), replicas, about).gather()
+    return _follow(channel, me, token, world_size, Deadline(deadline_s), about)
 
 
-def meet(channel: Channel, *, rank: int, world_size: int, deadline_s: float) -> str:
+def meet(channel: Channel, *, rank: int, world_size: int, deadline_s: float, about: str = "") -> str:
     """A name for what these processes say to each other from now on, which no process before them can know.
 
-    Collective, and raises as ``join`` does. What is said under the name is safe from what the store holds already.
+    Collective; raises as ``join`` does, and takes its ``about``. What is said under the name is safe from what the
+    store holds already.
     """
     me = Member(rank=rank, seat=0, node="", domain="", seen=0, job_id="")
-    joined = join(channel, me, Lineage(), world_size=world_size, deadline_s=deadline_s)
+    joined = join(channel, me, Lineage(), world_size=world_size, deadline_s=deadline_s, about=about)
     # The ranks have met: what is only tidied up may fail.
     with contextlib.suppress(PeerError):
         talk = channel.under(f"proposal-{joined.proposal}")
@@ -90,7 +99,7 @@ def meet(channel: Channel, *, rank: int, world_size: int, deadline_s: float) -> 
     return joined.start.run
 
 
-def _follow(channel: Channel, me: Member, token: str, world_size: int, deadline: Deadline) -> Joined:
+def _follow(channel: Channel, me: Member, token: str, world_size: int, deadline: Deadline, about: str) -> Joined:
     """Every other rank's part: acknowledge each proposal that names this process, until one is confirmed."""
     #: proposal -> whether this rank leads its node by it
     acknowledged: dict[str, bool] = {}
@@ -107,6 +116,9 @@ def _follow(channel: Channel, me: Member, token: str, world_size: int, deadline:
                 foreign.add(name)
                 return None
             called_off = talk.read("called_off")
+            if called_off is not None and talk.read("about") != about:
+                foreign.add(name)
+                return None
             if called_off is not None:
                 raise CalledOff.from_json(called_off).error(me.rank)
             acknowledged[name] = bool(entry[1])
@@ -128,7 +140,7 @@ def _follow(channel: Channel, me: Member, token: str, world_size: int, deadline:
 def _forget(talk: Channel, world_size: int) -> None:
     """Delete a proposal that nobody reads any more."""
     each = [f"{what}/{rank}" for what in ("rank", "ack", "placement") for rank in range(world_size)]
-    talk.delete(*each, "acks", "called_off", "confirmed", "met")
+    talk.delete(*each, "acks", "about", "called_off", "confirmed", "met")
 
 
 def _in_background(forget: Callable[[], None]) -> None:
@@ -142,8 +154,11 @@ def _in_background(forget: Callable[[], None]) -> None:
 class _Host:
     """Rank 0's part: propose a roster until one is acknowledged by all."""
 
-    def __init__(self, channel: Channel, me: Member, world_size: int, deadline: Deadline, replicas: int) -> None:
+    def __init__(
+        self, channel: Channel, me: Member, world_size: int, deadline: Deadline, replicas: int, about: str
+    ) -> None:
         self._channel = channel
+        self._about = about
         self._replicas = replicas
         self._me = me
         self._world_size = world_size
@@ -210,7 +225,7 @@ class _Host:
         entries = zip(self._tokens, self._members, strict=True)
         talk.post_many({f"rank/{r}": [t, m.leader] for r, (t, m) in enumerate(entries) if m is not None})
         if called_off is not None:
-            talk.post("called_off", called_off.to_json())
+            talk.post_many({"called_off": called_off.to_json(), "about": self._about})
         self._channel.post("proposal", name)
         self._proposed = True
 

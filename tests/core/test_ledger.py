@@ -6,6 +6,7 @@ import torch.distributed as dist
 from mlflashpoint.core.channel import Channel
 from mlflashpoint.core.deadline import Deadline
 from mlflashpoint.core.ledger import Ledger, agree
+from mlflashpoint.errors import PeerError
 
 
 @pytest.fixture
@@ -105,3 +106,18 @@ def test_a_rank_that_does_not_vote_makes_it_no_for_all_that_do(channel):
     assert {ok for ok, _ in answers.values()} == {False}
     assert "1 of 3 ranks" in answers[0][1]
     assert agree(channel, True, rank=1, world_size=3, deadline=Deadline(1))[0] is False
+
+
+@pytest.mark.parametrize(("name", "key"), [("read", "outcome"), ("add", "read")])
+def test_a_rank_whose_store_fails_for_a_moment_agrees_with_the_others(monkeypatch, channel, name, key):
+    original, failed = getattr(Channel, name), []
+
+    def failing(self, first, *args):
+        if first == key and not failed:
+            failed.append(first)
+            raise PeerError("the job's store did not answer")
+        return original(self, first, *args)
+
+    monkeypatch.setattr(Channel, name, failing)
+    assert vote(channel, [True, True]) == {rank: (True, "") for rank in (0, 1)}
+    assert failed

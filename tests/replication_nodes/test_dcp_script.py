@@ -110,5 +110,6 @@ def test_with_a_folder_on_each_node_no_checkpoint_is_in_memory_only(job, straigh
         assert set(found) == {f"step-{step}" for step in range(1, 7)}
         assert not any("mlflashpoint.json" in files or "last-durable" in files for files in found.values())
     assert one.log.count("not to be seen on every node") == 1
+    assert one.log.count("is in memory only") == 0
     assert jobs.resumed_as(straight, one.start("--steps", 8)) == 6
     assert one.log.count("step-6 is loaded from memory") == 1

@@ -15,7 +15,7 @@ from megatron.core.dist_checkpointing.strategies import torch as mcore_torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from mlflashpoint.adapter.megatron import folder
-from mlflashpoint.adapter.megatron.readiness import all_ready, deadline_of
+from mlflashpoint.adapter.megatron.readiness import all_ready, deadline_of, name_of
 from mlflashpoint.adapter.megatron.topology import current_topology
 from mlflashpoint.adapter.pytorch.memory_storage_reader import MemoryStorageReader
 from mlflashpoint.core.checkpoint_loader import DefaultMLFlashpointCheckpointLoader
@@ -53,6 +53,7 @@ class MLFlashpointMegatronLoadStrategy(mcore_torch.TorchDistLoadShardedStrategy)
 
     def load(self, sharded_state_dict: Any, checkpoint_dir: Any, *args: Any, **kwargs: Any) -> Any:
         deadline_s = deadline_of(self.checkpoint_loader.stores, checkpoint_dir)
+        name = name_of(self.checkpoint_loader.stores, checkpoint_dir)
         problem: BaseException | None = None
         result = None
         try:
@@ -61,7 +62,7 @@ class MLFlashpointMegatronLoadStrategy(mcore_torch.TorchDistLoadShardedStrategy)
                 reader.version_metadata()
         except Exception as error:
             problem = error
-        all_ready("look", problem, version=checkpoint_dir, deadline_s=deadline_s)
+        all_ready("look", problem, version=name, deadline_s=deadline_s)
         reader = self._reader(checkpoint_dir)
         try:
             with _read_by(reader, deadline_s):
@@ -71,7 +72,7 @@ class MLFlashpointMegatronLoadStrategy(mcore_torch.TorchDistLoadShardedStrategy)
         finally:
             reader.close()
         # Later releases of Megatron-Core load on each rank without hearing of the others.
-        all_ready("load", problem, deadline_s=deadline_s)
+        all_ready("load", problem, version=name, deadline_s=deadline_s)
         return result
 
     def make_ready(self, version: str) -> None:
@@ -94,7 +95,8 @@ class MLFlashpointMegatronLoadStrategy(mcore_torch.TorchDistLoadShardedStrategy)
         except Exception as error:
             problem = error
         deadline_s = deadline_of(self.checkpoint_loader.stores, version)
-        all_ready("folder-back", problem, version=version, deadline_s=deadline_s)
+        name = name_of(self.checkpoint_loader.stores, version)
+        all_ready("folder-back", problem, version=name, deadline_s=deadline_s)
 
     def load_tensors_metadata(self, checkpoint_dir: Any, metadata: Any = None) -> Any:
         if metadata is None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from megatron.core.dist_checkpointing.strategies.torch import MCoreSavePlanner
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import _create_write_items
@@ -22,7 +21,7 @@ from torch.distributed.checkpoint.utils import _DistWrapper
 from mlflashpoint.adapter.megatron.readiness import all_ready
 from mlflashpoint.adapter.pytorch.finish import Save
 from mlflashpoint.adapter.pytorch.memory_storage_writer import MemoryStorageWriter
-from mlflashpoint.errors import DeadlineExceededError, FlashpointError, PeerError
+from mlflashpoint.errors import DeadlineExceededError, PeerError
 
 _COORDINATOR = 0
 
@@ -30,8 +29,9 @@ _COORDINATOR = 0
 class PlannedWrite:
     """One save of this rank: planned and staged, or failed meanwhile; ``finish`` makes it final on all ranks."""
 
-    def __init__(self, writer: MemoryStorageWriter) -> None:
+    def __init__(self, writer: MemoryStorageWriter, version: str) -> None:
         self._writer = writer
+        self.version = version
         self._dist = _DistWrapper(None, True, _COORDINATOR)
         self._results: list[WriteResult] = []
         self._metadata: Metadata | None = None
@@ -73,6 +73,7 @@ class PlannedWrite:
 
         Raises:
             DeadlineExceededError: some rank does not come to finish it; on all ranks.
+            StepError: another rank finishes another version; on all ranks.
             CheckpointException: on all ranks, with the error of each rank that failed.
         """
 
@@ -96,10 +97,10 @@ class PlannedWrite:
             self._writer.finish(self._metadata, [found for found in results if found is not None], save=self._save)
 
         try:
-            all_ready("finish", deadline_s=deadline_s)
+            all_ready("finish", version=self.version, deadline_s=deadline_s)
             self._dist.all_reduce("write", mine, make_final)
-        except (FlashpointError, CheckpointException):
-            # All ranks raise it: what this one has staged is for nothing, and its slot is free at once.
+        except BaseException:
+            # The version can't become whole any more: what is staged here is for nothing, and its slot free at once.
             if self._save is not None:
                 self._save.abandon(PeerError("the save was not finished on all ranks", step=self._save.step))
             raise
@@ -130,7 +131,7 @@ class SavePlanning:
             return False
 
     def plan(
-        self, state: Mapping[str, Any], writer: MemoryStorageWriter, *, again: bool, deadline_s: float
+        self, state: Mapping[str, Any], writer: MemoryStorageWriter, *, again: bool, version: str, deadline_s: float
     ) -> PlannedWrite:
         """Plan the save of ``state`` and stage this rank's part; collective.
 
@@ -138,12 +139,13 @@ class SavePlanning:
             state: flattened, in DCP's terms, from ``mcore_to_pyt_state_dict``.
             writer: reset to the version.
             again: whether the plan of the last save fits on every rank; the same on all of them.
+            version: what the ranks call it, of ``readiness.name_of``.
             deadline_s: longest wait for the other ranks.
 
         Raises:
             what one rank can't plan: on that rank; PeerError on the others.
         """
-        write, planner = PlannedWrite(writer), _planner()
+        write, planner = PlannedWrite(writer, version), _planner()
         plan = self._plan if again else None
         problem: Exception | None = None
         try:
@@ -156,7 +158,7 @@ class SavePlanning:
             # No rank hears of another here.
             write.error = problem
         else:
-            all_ready("plan", problem, deadline_s=deadline_s)
+            all_ready("plan", problem, version=version, deadline_s=deadline_s)
         assert plan is not None
         metadata = self._metadata if again else write.described_by(plan, planner)
         if self.keep_plan and not again:

@@ -24,7 +24,7 @@ from megatron.core.dist_checkpointing.strategies.torch import (
 
 from mlflashpoint.adapter.megatron import folder
 from mlflashpoint.adapter.megatron.planning import SavePlanning
-from mlflashpoint.adapter.megatron.readiness import all_ready, deadline_of
+from mlflashpoint.adapter.megatron.readiness import all_ready, deadline_of, name_of
 from mlflashpoint.adapter.megatron.topology import current_topology
 from mlflashpoint.adapter.pytorch.memory_storage_writer import MemoryStorageWriter
 from mlflashpoint.core.container import read_container
@@ -82,6 +82,10 @@ class MLFlashpointMegatronAsyncSaveStrategy(TorchDistSaveShardedStrategy):  # ty
         """The deadline of the store that ``version`` lies in."""
         return deadline_of(self.storage_writer.stores, version)
 
+    def name_of(self, version: object) -> str:
+        """What all ranks call ``version``, wherever their nodes have it."""
+        return name_of(self.storage_writer.stores, version)
+
     def async_save(self, sharded_state_dict: Any, checkpoint_dir: Any, async_strategy: str = "mcore") -> Any:
         """Stage the state; returns Megatron-Core's (or NVRx's) request, whose finalizing makes the version final.
 
@@ -102,6 +106,7 @@ class MLFlashpointMegatronAsyncSaveStrategy(TorchDistSaveShardedStrategy):  # ty
 
     def _begin(self, sharded_state_dict: Any, checkpoint_dir: Any) -> Callable[[], None]:
         writer, deadline_s = self.storage_writer, self.deadline_s(checkpoint_dir)
+        name = self.name_of(checkpoint_dir)
         problem: Exception | None = None
         state: dict[str, Any] = {}
         files: dict[str, bytes] = {}
@@ -115,18 +120,18 @@ class MLFlashpointMegatronAsyncSaveStrategy(TorchDistSaveShardedStrategy):  # ty
         except Exception as error:
             problem = error
         fits = problem is None and self._planning.fits(state)
-        again = all_ready("save", problem, vote=fits, version=checkpoint_dir, deadline_s=deadline_s)
+        again = all_ready("save", problem, vote=fits, version=name, deadline_s=deadline_s)
         of_the_owner = writer.side_files
         writer.side_files = {**of_the_owner, **files}
         try:
-            write = self._planning.plan(state, writer, again=again, deadline_s=deadline_s)
+            write = self._planning.plan(state, writer, again=again, version=name, deadline_s=deadline_s)
         finally:
             writer.side_files = of_the_owner
         runtime, version = writer.runtime(), str(checkpoint_dir)
 
         def finalize() -> None:
             write.finish(deadline_s)
-            all_ready("folder", _written(runtime, version, files), deadline_s=deadline_s)
+            all_ready("folder", _written(runtime, version, files), version=name, deadline_s=deadline_s)
 
         return finalize
 

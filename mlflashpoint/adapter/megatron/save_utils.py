@@ -68,7 +68,12 @@ def save_local_aware_megatron_checkpoint(
     except Exception as error:
         problem = error
     # Megatron-Core's wrappers exchange what each rank saves before they call the strategy.
-    all_ready("preprocess", problem, deadline_s=base_strategy.deadline_s(checkpoint_dir))
+    all_ready(
+        "preprocess",
+        problem,
+        version=base_strategy.name_of(checkpoint_dir),
+        deadline_s=base_strategy.deadline_s(checkpoint_dir),
+    )
     with base_strategy.with_common(common):
         if not async_save:
             save_strategy.save(sharded, checkpoint_dir)

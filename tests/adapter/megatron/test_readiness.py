@@ -1,17 +1,17 @@
 """All ranks go on, or all raise: what they say to each other about it, with a thread for each rank."""
 
-import os
 import threading
 import time
-import weakref
+from types import SimpleNamespace
 
 import pytest
 
 from mlflashpoint import errors
 from mlflashpoint.adapter.megatron import readiness
-from mlflashpoint.adapter.megatron.readiness import _error_of, _Meeting, _record, _round, all_ready
+from mlflashpoint.adapter.megatron.readiness import _error_of, _question, _record, all_ready
 from mlflashpoint.core.channel import Channel, HashStore
 from mlflashpoint.core.deadline import Deadline
+from mlflashpoint.core.round import settle
 from mlflashpoint.errors import ContainerError, FlashpointError, NoVersionError, PeerError, StateTypeError
 
 KINDS = sorted(
@@ -29,15 +29,19 @@ class Ranks:
 
     def __init__(self, size):
         self.store = HashStore()
-        channel = Channel(self.store, "test", clone=False)
-        self.meetings = [_Meeting(channel, rank, size, weakref.ref(self.store), os.getpid()) for rank in range(size)]
+        self.size = size
+        self.rounds = [0] * size
 
     def ask(self, *answers, deadline_s=30.0):
         """The outcome on each rank that answers: (problem, vote, version), or None for one that does not come."""
         outcomes = {}
 
         def answer(rank, problem=None, vote=True, version=""):
-            outcomes[rank] = _round(self.meetings[rank], "q", problem, vote, version, Deadline(deadline_s))
+            self.rounds[rank] += 1
+            channel = Channel(self.store, f"test/{self.rounds[rank]}", clone=False)
+            question = _question("q", problem, vote, version, rank)
+            found = settle(channel, question, rank=rank, size=self.size, deadline=Deadline(deadline_s))
+            outcomes[rank] = found.outcome
 
         threads = [
             threading.Thread(target=answer, args=(rank, *given))
@@ -108,20 +112,19 @@ def test_a_record_that_names_no_error_is_a_peer_error():
 
 
 def test_a_rank_alone_asks_nobody():
-    assert all_ready("q", deadline_s=1) is True
-    assert all_ready("q", vote=False, deadline_s=1) is False
+    assert all_ready("q", version="v", deadline_s=1) is True
+    assert all_ready("q", version="v", vote=False, deadline_s=1) is False
     with pytest.raises(StateTypeError):
-        all_ready("q", StateTypeError("odd"), deadline_s=1)
+        all_ready("q", StateTypeError("odd"), version="v", deadline_s=1)
 
 
-def test_the_ranks_of_a_new_process_group_meet_anew(monkeypatch):
-    names = iter("ab")
-    monkeypatch.setattr(readiness, "meet", lambda *args, **kwargs: next(names))
-    monkeypatch.setattr(readiness.dist, "get_rank", lambda: 0)
-    monkeypatch.setattr(readiness.dist, "get_world_size", lambda: 2)
-    old, new = HashStore(), HashStore()
-    monkeypatch.setattr(readiness, "_meeting", None)
-    met = readiness._met(old, Deadline(1))
-    monkeypatch.setattr(readiness, "_meeting", met)
-    assert readiness._met(old, Deadline(1)) is met
-    assert readiness._met(new, Deadline(1)) is not met
+def test_ranks_whose_base_containers_have_other_paths_are_at_the_same_version():
+    stores = SimpleNamespace(group="default")
+    versions = ["/tmp/a/step-4_ckpt", "/tmp/b/step-4_ckpt", "/tmp/a/step-5_ckpt"]
+    names = [readiness.name_of(stores, version) for version in versions]
+    assert names[0] == names[1] != names[2]
+    assert readiness.name_of(SimpleNamespace(group="other"), "/tmp/a/other/step-4_ckpt") != names[0]
+
+
+def test_what_is_no_version_is_called_as_it_is():
+    assert readiness.name_of(SimpleNamespace(group="default"), "odd") == "odd"

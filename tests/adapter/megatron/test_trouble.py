@@ -108,6 +108,19 @@ def test_a_request_that_is_finalized_when_nobody_waits_any_more_is_an_error_on_a
     goes_on(results, 3)
 
 
+def test_ranks_that_finalize_other_requests_are_refused_at_once(saved):
+    results = saved("requests_that_the_ranks_finalize_in_another_order")
+    refused(results, "StepError", "step-1_ckpt", "step-2_ckpt")
+    assert [result["again"] for result in results] == ["StepError"] * 2
+    goes_on(results, 3)
+
+
+def test_a_save_whose_finalizing_is_interrupted_is_given_up_at_once(saved):
+    for result in saved("a_rank_that_is_interrupted_while_it_finalizes"):
+        assert result["failed"] == 1
+        assert result["seconds"] < SOON_S
+
+
 def test_what_one_rank_cant_plan_is_told_to_all_and_the_step_can_be_saved_yet(saved):
     results = saved("a_state_that_one_rank_cant_plan")
     assert [result["refused"]["kind"] for result in results] == ["PeerError", "ValueError"]

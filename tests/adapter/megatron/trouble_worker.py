@@ -1,5 +1,6 @@
 """One rank of the job of test_trouble.py: one rank alone has trouble in a save or in a load."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -14,6 +15,16 @@ class Odd:
     """Its kind may be unpickled by whoever says so."""
 
 
+@contextlib.contextmanager
+def replaced(owner, name, function):
+    original = getattr(owner, name)
+    setattr(owner, name, function)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
 def main(what, base, durable):
     rank, world_size, scenario, results = begin()
     import torch
@@ -23,8 +34,11 @@ def main(what, base, durable):
     from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
     from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
     from megatron.core.dist_checkpointing.strategies.torch import MCoreSavePlanner
+    from torch.distributed.checkpoint.utils import _DistWrapper
 
-    from mlflashpoint.adapter.megatron import MegatronStore, folder
+    from mlflashpoint.adapter.megatron import MegatronStore, folder, planning
+    from mlflashpoint.adapter.megatron.readiness import all_ready
+    from mlflashpoint.adapter.pytorch.finish import Save
     from mlflashpoint.adapter.pytorch.shards import Shards
     from mlflashpoint.core.arena import file_of, scan_seat
     from mlflashpoint.errors import ContainerError, NoVersionError
@@ -140,14 +154,16 @@ def main(what, base, durable):
 
         @scenario
         def a_rank_that_does_not_finalize():
-            store = opened("late", deadline_s=2.0)
+            store = opened("late")
             store.save(state(1), 1, async_save=False)
             request = store.save(state(2), 2)
 
             def finalize():
                 return failing(lambda: [each() for each in request.finalize_fns])
 
-            refused = finalize() if rank == 0 else {}
+            # Only this wait is short: what comes before it may take long on a machine that is busy.
+            with replaced(planning, "all_ready", lambda what, **more: all_ready(what, **{**more, "deadline_s": 2.0})):
+                refused = finalize() if rank == 0 else {}
             dist.barrier()
             # It comes too late.
             refused = finalize() if rank == 1 else refused
@@ -155,13 +171,42 @@ def main(what, base, durable):
 
         @scenario
         def a_request_that_is_finalized_too_late():
-            store = opened("too-late", deadline_s=2.0)
+            store = opened("too-late")
             store.save(state(1), 1, async_save=False)
-            request = store.save(state(2), 2)
-            # Until no rank waits for it any more.
-            store.runtime.flush()
-            time.sleep(0.5)
+            settle = Save.settle
+            with replaced(Save, "settle", lambda self, *args, **more: settle(self, *args, **{**more, "deadline_s": 1})):
+                request = store.save(state(2), 2)
+                # Until no rank waits for it any more.
+                give_up = time.monotonic() + 60
+                while not store.runtime.stats()["saves_failed"]:
+                    assert time.monotonic() < give_up, store.runtime.stats()
+                    time.sleep(0.05)
+            dist.barrier()
             return {"refused": failing(request.execute_sync), "next": goes_on(store, 3)}
+
+        @scenario
+        def requests_that_the_ranks_finalize_in_another_order():
+            # A store for each, so that none waits for the other's slot.
+            stores = [opened("order-1"), opened("order-2")]
+            requests = [store.save(state(step), step) for step, store in enumerate(stores, 1)]
+            refused = [failing(requests[mine].execute_sync) for mine in (rank, 1 - rank)]
+            return {"refused": refused[0], "again": refused[1]["kind"], "next": goes_on(stores[0], 3)}
+
+        @scenario
+        def a_rank_that_is_interrupted_while_it_finalizes():
+            store = opened("interrupted")
+            request = store.save(state(1), 1)
+
+            def interrupted(*args):
+                raise KeyboardInterrupt
+
+            with replaced(_DistWrapper, "all_reduce", interrupted):
+                try:
+                    request.execute_sync()
+                except KeyboardInterrupt:
+                    began = time.monotonic()
+            store.runtime.flush()
+            return {"failed": store.runtime.stats()["saves_failed"], "seconds": time.monotonic() - began}
 
         @scenario
         def two_requests_at_once():

@@ -123,7 +123,8 @@ def scenarios(results):
 def killed():
     """For a rank: wait for the end of its node."""
     Path(os.environ["REPORTS"], f"waiting-{os.environ['RANK']}").touch()
-    time.sleep(60)
+    while True:
+        time.sleep(60)
 
 
 def failing(run):

@@ -1,11 +1,7 @@
 """What the ranks say to each other in a script's call: rank 0 decides, once all are in the call and none has trouble.
 
-One round is a counter and one record in the job's store. Whoever settles the record first settles it for all: rank 0's
-decision, one rank's trouble, or that somebody did not come in time. So all ranks do the same, and nobody waits for
-ranks that have gone on.
-
-The store may outlive the ranks: torchrun keeps one for all restarts. So they first agree on a name that only they
-know, and each round is a key below it; they meet anew after a round without all of them.
+A round ends the same way for all: with rank 0's decision, one rank's trouble, or that somebody did not come in time. So
+all ranks do the same, and nobody waits for ranks that have gone on. See ``core.meeting``.
 """
 
 from __future__ import annotations
@@ -13,19 +9,16 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
 
-from mlflashpoint.core.channel import Channel, Store, poll
-from mlflashpoint.core.connection import drop
-from mlflashpoint.core.deadline import Deadline, bounded
+from mlflashpoint.core.meeting import Meeting
 from mlflashpoint.core.ranks import Ranks, ranks_from
-from mlflashpoint.core.roster import meet
-from mlflashpoint.errors import DeadlineExceededError, FlashpointError, PeerError, RankUnknownError
+from mlflashpoint.core.round import Question
+from mlflashpoint.errors import FlashpointError, PeerError, RankUnknownError
 from mlflashpoint.settings import BY_NAME
 
 log = logging.getLogger("mlflashpoint.adapter")
@@ -38,25 +31,8 @@ _MAX_TEXT = 2000
 #: no group's: those begin with ``mlflashpoint/``
 _PREFIX = "mlflashpoint-script"
 
-_meeting: _Meeting | None = None
+_meeting = Meeting(_PREFIX)
 _late = 0
-
-
-@dataclass
-class _Meeting:
-    """Where the ranks of one process group talk.
-
-    Attributes:
-        channel: under a name that nobody else has.
-        store: the group's.
-        pid: a forked child is none of the ranks.
-        rounds: that this rank has begun.
-    """
-
-    channel: Channel
-    store: weakref.ref[Store]
-    pid: int
-    rounds: int = 0
 
 
 @dataclass(frozen=True)
@@ -86,26 +62,37 @@ def hold(answer: Callable[[], Any] = lambda: None, *, trouble: str = "", seconds
         trouble: why this rank can't go on.
         seconds: to wait for the others, None for the setting ``deadline_s``.
     """
-    global _meeting, _late
+    global _late
     if not _several():
         return Outcome(rank=0, trouble=trouble) if trouble else _decision(answer)
-    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    rank = dist.get_rank()
+
+    def decided(_: bool) -> list[Any]:
+        found = _decision(answer)
+        return [found.rank, found.trouble, found.answer]
+
     try:
         limit = float(BY_NAME["deadline_s"].read(os.environ)) if seconds is None else seconds
-
-        def talk() -> tuple[_Meeting, Outcome]:
-            deadline = Deadline(limit * _SHARE)
-            meeting = _met(store, deadline)
-            return meeting, _talk(meeting, answer, trouble[:_MAX_TEXT], deadline)
-
-        _meeting, outcome = bounded(talk, limit, "a round")
+        question = Question(
+            "round",
+            yes=decided,
+            no=lambda error: [-1, f"rank {rank}: {error.message}"[:_MAX_TEXT], None],
+            objection=[rank, trouble[:_MAX_TEXT], None] if trouble else None,
+            decides=rank == 0,
+        )
+        raw = _meeting.ask(
+            dist.distributed_c10d._get_default_store(),
+            question,
+            rank=rank,
+            size=dist.get_world_size(),
+            deadline_s=limit * _SHARE,
+            limit_s=limit,
+        ).outcome
+        if not isinstance(raw, list) or len(raw) != 3:
+            raise PeerError("a decision in the job's store is malformed")
+        outcome = Outcome(raw[2], raw[0], str(raw[1]))
     except FlashpointError as error:
         outcome = Outcome(rank=-1, trouble=f"rank {rank}: {error}")
-        if isinstance(error, DeadlineExceededError):
-            known = _meeting is not None and _meeting.store() is store
-            drop(store, _meeting.channel.connection if _meeting is not None and known else None)
-    if outcome.rank == -1:
-        _meeting = None
     _late = _late + 1 if outcome.rank == -1 else 0
     if _late == 1:
         log.error("a call is left to the script alone: %s", outcome.trouble)
@@ -139,7 +126,7 @@ def ranks() -> Ranks:
     if outcome.ok and known is not None:
         return known
     rank, size = dist.get_rank(), dist.get_world_size()
-    if _meeting is None:
+    if _meeting.channel is None:
         raise PeerError(f"the ranks did not come together: {outcome.trouble}", rank=rank)
     channel, host = _meeting.channel.under("hosts"), socket.gethostname()
     channel.post(str(rank), host)
@@ -149,49 +136,6 @@ def ranks() -> Ranks:
             "the local rank is unknown", setting="LOCAL_RANK", rank=rank, remedy="set it on every rank"
         )
     return Ranks(rank, size, hosts[:rank].count(host))
-
-
-def _met(store: Store, deadline: Deadline) -> _Meeting:
-    """The meeting of this process group, called at the first round; raises as ``roster.meet`` does."""
-    if _meeting is not None and _meeting.store() is store and _meeting.pid == os.getpid():
-        return _meeting
-    channel = Channel(store, _PREFIX)
-    name = meet(
-        channel.under("start"),
-        rank=dist.get_rank(),
-        world_size=dist.get_world_size(),
-        deadline_s=deadline.remaining_s,
-    )
-    return _Meeting(channel.under(f"run-{name}"), weakref.ref(store), os.getpid())
-
-
-def _talk(meeting: _Meeting, answer: Callable[[], Any], trouble: str, deadline: Deadline) -> Outcome:
-    meeting.rounds += 1
-    channel, rank, size = meeting.channel.under(f"round-{meeting.rounds}"), dist.get_rank(), dist.get_world_size()
-    if trouble:
-        raw = channel.decide("outcome", [rank, trouble, None])
-    else:
-        came = channel.add("came")
-
-        def all_came() -> Any:
-            return channel.read("outcome") or (channel.add("came", 0) == size or None)
-
-        found = poll(all_came if rank == 0 else lambda: channel.read("outcome"), deadline, world_size=size)
-        if found is True:
-            decided = _decision(answer)
-            raw = channel.decide("outcome", [decided.rank, decided.trouble, decided.answer])
-        elif found is None:
-            missing = size - max(came, channel.add("came", 0))
-            raw = channel.decide(
-                "outcome", [-1, f"{missing} of {size} ranks did not come within {deadline.seconds:g} s", None]
-            )
-        else:
-            raw = found
-    if not isinstance(raw, list) or len(raw) != 3:
-        raise PeerError("a decision in the job's store is malformed")
-    if channel.add("read") == size:
-        channel.delete("outcome", "came", "read")
-    return Outcome(raw[2], raw[0], str(raw[1]))
 
 
 def _decision(answer: Callable[[], Any]) -> Outcome:

@@ -8,6 +8,7 @@ only once it is committed everywhere, so such a save waits for that, ``async_sav
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import logging
@@ -144,6 +145,8 @@ def _to_memory_alone(stream: Stream, asked: Request, state: Mapping[str, Any], t
         return None
     if not _seen_by_all(stream, asked.path, token):
         return None
+    if stream.runtime.rank == 0:
+        log.info("%s is in memory only", asked.path)
     stand_in(stream)
     return saved
 
@@ -164,12 +167,15 @@ def _show(stream: Stream, path: Path, number: int, token: str) -> bool:
             error,
         )
         return False
-    log.info("%s is in memory only", path)
     return True
 
 
 def _seen_by_all(stream: Stream, path: Path, token: str) -> bool:
-    """Whether every rank finds the folder that rank 0 has made, as each finds that of a durable save; asked once."""
+    """Whether every rank finds the folder that rank 0 has made, as each finds that of a durable save.
+
+    Asked until all do. One folder that some rank does not see may be its file system's memory of an earlier look, and
+    makes one save durable; a second one makes all.
+    """
     if stream.folders_are_shared or stream.runtime.world_size == 1:
         return True
     give_up = time.monotonic() + _SEEN_S
@@ -178,11 +184,19 @@ def _seen_by_all(stream: Stream, path: Path, token: str) -> bool:
     outcome = hold(trouble="" if seen else f"rank {stream.runtime.rank} does not see {path}")
     stream.folders_are_shared = outcome.ok
     if not outcome.ok and outcome.rank != -1 and stream.runtime.rank == 0:
-        stream.custody.turn(path, f"it is not to be seen on every node ({outcome.trouble})")
+        if stream.unseen not in (None, path):
+            stream.custody.turn(path, f"it is not to be seen on every node ({outcome.trouble})")
+        else:
+            log.warning("%s is not kept in memory only, it is saved durably, by all: %s", path, outcome.trouble)
+        stream.unseen = path
     return outcome.ok
 
 
 def _is_marked(path: Path, token: str) -> bool:
+    for folder in (path.parent.parent, path.parent):
+        # Opened, NFS asks the server what is new in it, and forgets that a name was not there half a minute ago.
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            next(entries, None)
     mark = marker.read(path)
     return mark is not None and mark.token == token
 

@@ -66,6 +66,7 @@ class Stream:
         broken: why the process group can't be used any more, empty while it can.
         warned: it was said that a save could not be kept in memory only.
         failing: the last memory save has failed, which was said.
+        unseen: the last folder of rank 0's that another rank did not see, None if there was none.
         folders_are_shared: every rank sees the folders that rank 0 makes.
         journal: of the durable checkpoints beside the versions; rank 0's is kept.
         custody: of the folders; rank 0's counts.
@@ -85,6 +86,7 @@ class Stream:
         self.broken = ""
         self.warned = False
         self.failing = False
+        self.unseen: Path | None = None
         self.folders_are_shared = False
         self.journal = Journal(self.store.runtime)
         self.custody = Custody(config.job_id, group, self.journal)
