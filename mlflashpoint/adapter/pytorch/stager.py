@@ -54,16 +54,24 @@ class ReusedStager:
             return _Staged({"state": Missing.of(state_dict, "staged", error)})
 
     def _stage(self, state_dict: dict[str, Any]) -> _Staged:
-        for buffers in self._sets:
-            leaves = None if buffers.busy else buffers.match(state_dict)
-            if leaves is not None:
-                return buffers.fill(state_dict, leaves)
+        found = self._fitting(state_dict)
+        if found is not None:
+            return found[0].fill(state_dict, found[1])
         structure, leaves = Structure.of(state_dict)
-        buffers = _Buffers(structure, leaves)
-        if structure.is_comparable:
-            self._sets = [buffers for buffers in self._sets if buffers.busy][: _SETS - 1]
-            self._sets.append(buffers)
-        return buffers.fill(state_dict, leaves)
+        if not structure.is_comparable:
+            return _Buffers(structure, leaves).fill(state_dict, leaves)
+        # First of all, so that idle ones make room for the new.
+        self._sets = [buffers for buffers in self._sets if buffers.busy][: _SETS - 1]
+        self._sets.append(_Buffers(structure, leaves))
+        return self._sets[-1].fill(state_dict, leaves)
+
+    def _fitting(self, state: dict[str, Any]) -> tuple[_Buffers, list[Any]] | None:
+        """Idle buffers for ``state``, and its leaves."""
+        for buffers in self._sets:
+            leaves = None if buffers.busy else buffers.match(state)
+            if leaves is not None:
+                return buffers, leaves
+        return None
 
     def synchronize_staging(self) -> None:
         """Nothing to wait for: ``stage`` returns when the copy is made."""

@@ -58,8 +58,14 @@ class Unfinished:
             save.abandon(error)
 
     def _let_go(self, last: bool) -> list[_Open]:
-        gone = [found for holder, found in self._held if holder() is None]
-        self._held = [(holder, found) for holder, found in self._held if holder() is not None and found.save.is_open]
+        held, gone = [], []
+        for holder, found in self._held:
+            # Asked once: it may end any time.
+            if holder() is None:
+                gone.append(found)
+            elif found.save.is_open:
+                held.append((holder, found))
+        self._held = held
         if last and self._last is not None:
             gone.append(self._last)
             self._last = None
