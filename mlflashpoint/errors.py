@@ -158,6 +158,10 @@ class DrainError(FlashpointError):
     """A shard could not be copied to the drain directory; names the directory, and what it lacks."""
 
 
+class OverwrittenError(DrainError):
+    """The running job has overwritten a version while it was being copied; nothing is corrupt."""
+
+
 class TimingsError(FlashpointError):
     """A log, a result file or an argument of ``mlflashpoint timings`` or ``mlflashpoint ab`` can't be used."""
 

@@ -28,6 +28,9 @@ JOB_ID_SOURCES = (
     "JOB_COMPLETION_ID",
 )
 
+#: what replicas can travel by, see replication/transports.py
+TRANSPORTS = ("gloo", "mooncake", "mooncake-rdma")
+
 
 def _text(name: str, value: str) -> str:
     return value
@@ -139,6 +142,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob("async", True, _flag, "finish a save in the background after staging"),
     Knob("replicas", 1, _integer(0), "copies on other failure domains; 0 turns replication off"),
     Knob("failure_domain", None, _text, "label of this node's failure domain; by default each node is one"),
+    Knob("transport", "gloo", _choice(*TRANSPORTS), "what replicas travel by; mooncake needs the extra of that name"),
     Knob("keep_versions", 2, _integer(1, 3), "complete versions kept between saves (a rank has 2 slots or more)"),
     Knob("bridge_enabled", True, _flag, "patch Megatron Bridge"),
     Knob("megatron_lm_enabled", True, _flag, "patch Megatron-LM's training loop"),
@@ -216,6 +220,7 @@ class StoreConfig:
     async_save: bool = True
     replicas: int = 1
     failure_domain: str = ""
+    transport: str = "gloo"
     keep_versions: int = 2
     busy_wait_s: float = 5.0
     deadline_s: float = 600.0
@@ -237,6 +242,8 @@ class StoreConfig:
                     value=str(self.drain_dir),
                     remedy="set it to a durable directory that all nodes see",
                 )
+        transport = BY_NAME["transport"]
+        object.__setattr__(self, "transport", transport.parse(transport.variable, self.transport))
         for name in ("replicas", "keep_versions", "busy_wait_s", "deadline_s", "drain_budget_s"):
             BY_NAME[name].read({BY_NAME[name].variable: str(getattr(self, name))})
 
@@ -249,6 +256,7 @@ class StoreConfig:
             for name in (
                 "allow_non_tmpfs",
                 "replicas",
+                "transport",
                 "keep_versions",
                 "busy_wait_s",
                 "deadline_s",

@@ -18,6 +18,7 @@ from mlflashpoint.agent.frameworks import FRAMEWORKS
 from mlflashpoint.agent.install import FILE_NAME
 from mlflashpoint.core.container import check_container, existing_folder, filesystem_kind
 from mlflashpoint.errors import FlashpointError, SettingError
+from mlflashpoint.replication import transports
 from mlflashpoint.settings import KNOBS, StoreConfig, job_id_from, unknown_settings
 
 Facts = dict[str, Any]
@@ -69,6 +70,8 @@ def settings(environ: Mapping[str, str]) -> list[Facts]:
         try:
             row["value"] = _plain(knob.read(environ))
             row["source"] = "environment" if given else "default"
+            if knob.variable == transports.SETTING and (missing := transports.missing_engine(row["value"])):
+                row["error"] = str(missing)
         except SettingError as error:
             row.update(value=environ[knob.variable], source="environment", error=str(error))
         rows.append(row)

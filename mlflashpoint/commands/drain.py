@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from mlflashpoint.commands.inventory import Inventory, Version, base_from, human_bytes, reported, take_stock
 from mlflashpoint.core.arena import SlotInfo
+from mlflashpoint.core.drain import drain_slot, tried_again, worse
 from mlflashpoint.core.draindir import DrainDir
-from mlflashpoint.core.holding import Holding
 from mlflashpoint.core.record import ShardRecord
-from mlflashpoint.errors import DrainError, FlashpointError, NoVersionError
+from mlflashpoint.errors import DrainError, FlashpointError, NoVersionError, OverwrittenError
 
 _LONGEST_S = 86400.0
 
@@ -34,13 +34,16 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
 
     def drain() -> int:
-        inventory = take_stock(base_from(options.base))
-        deadline = time.monotonic() + options.budget
-        reports: list[dict[str, Any]] = [
-            {"group": version.group, "step": version.key.step, "ranks": list(version.ranks), "bytes": nbytes}
-            for version in _wanted(inventory)
-            for nbytes in [_drain(inventory, version, options.to.absolute(), deadline)]
+        base, to, deadline = base_from(options.base), options.to.absolute(), time.monotonic() + options.budget
+        inventory = take_stock(base)
+        groups = list(dict.fromkeys(seat.group for seat in inventory.seats))
+        reports = [
+            report
+            for group in groups
+            for report in tried_again(functools.partial(_drain_group, base, group, to, deadline), deadline=deadline)
         ]
+        if not reports:
+            raise NoVersionError("there is no version to drain", path=inventory.container.path)
         if options.json:
             sys.stdout.write(json.dumps({"to": str(options.to), "versions": reports}, indent=2) + "\n")
             return 0
@@ -59,20 +62,42 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _wanted(inventory: Inventory) -> Iterable[Version]:
-    """Of each group the newest version that is whole here; where none is, all that may be whole with other nodes.
+def _drain_group(base: Path, group: str, to: Path, deadline: float) -> list[dict[str, Any]]:
+    """Drain what the group has at this moment; returns a report for each version, none if there is no version.
 
     Raises:
-        NoVersionError: there is none.
+        OverwrittenError: the job has overwritten what was to be drained, and nothing was.
+        FlashpointError: it can't be drained.
     """
-    wanted: dict[str, list[Version]] = {}
-    for group in dict.fromkeys(version.group for version in inventory.versions):
-        usable = [v for v in inventory.versions if v.group == group and not (v.problem or "").startswith("abandoned")]
-        whole = [version for version in usable if version.problem is None]
-        wanted[group] = whole[:1] or usable
-    if not any(wanted.values()):
-        raise NoVersionError("there is no version to drain", path=inventory.container.path)
-    return [version for versions in wanted.values() for version in versions]
+    inventory = take_stock(base)
+    reports: list[dict[str, Any]] = []
+    lost: OverwrittenError | None = None
+    for version in _wanted(inventory, group):
+        try:
+            nbytes = _drain(inventory, version, to, deadline)
+        except OverwrittenError as error:
+            # Of several that may be whole with other nodes the older ones may go while the newest is copied.
+            lost = lost or error
+            continue
+        reports.append({"group": group, "step": version.key.step, "ranks": list(version.ranks), "bytes": nbytes})
+    if lost is not None and not reports:
+        raise lost
+    return reports
+
+
+def _wanted(inventory: Inventory, group: str) -> list[Version]:
+    """The newest version that is whole here; where none is, all that may be whole with other nodes.
+
+    Raises:
+        OverwrittenError: all ranks of a running job are here, and yet no version was found whole.
+    """
+    usable = [v for v in inventory.versions if v.group == group and not (v.problem or "").startswith("abandoned")]
+    whole = [version for version in usable if version.problem is None]
+    here = {rank for version in usable for rank in version.ranks}
+    running = any(seat.owner is not None for seat in inventory.seats if seat.group == group)
+    if usable and not whole and running and len(here) >= max(version.key.world_size for version in usable):
+        raise OverwrittenError("the job has overwritten a version while the ranks' slots were looked at")
+    return whole[:1] or usable
 
 
 def _drain(inventory: Inventory, version: Version, to: Path, deadline: float) -> int:
@@ -98,11 +123,11 @@ def _put_one(rank: int, slots: list[SlotInfo], target: DrainDir, deadline: float
     """Drain one rank's shard from the first good copy of it."""
     failure: FlashpointError | None = None
     for slot in slots:
+        assert slot.record is not None
         try:
-            holding = Holding.open(slot.path)
-            return holding.record, target.put(holding, deadline=deadline)
+            return slot.record, drain_slot(slot, target, deadline=deadline)
         except FlashpointError as error:
-            failure = failure or error
+            failure = worse(failure, error)
     raise failure or DrainError(f"the shard of rank {rank} is gone", rank=rank)
 
 

@@ -7,21 +7,27 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from mlflashpoint.core.arena import SlotInfo, scan_seat
-from mlflashpoint.core.draindir import DrainDir
+from mlflashpoint.core.draindir import DrainDir, overwritten
 from mlflashpoint.core.holding import Holding
 from mlflashpoint.core.pipeline import Pipeline
 from mlflashpoint.core.record import ShardRecord
 from mlflashpoint.core.rotation import Version
 from mlflashpoint.core.session import Session
-from mlflashpoint.errors import DrainError, FlashpointError
+from mlflashpoint.core.slotfiles import still_holds
+from mlflashpoint.errors import DrainError, FlashpointError, OverwrittenError
 
 log = logging.getLogger("mlflashpoint.core")
 
 _FLUSH_S = 2.0
 #: part of the budget for writing; the rest is for taking back what was not finished, and for saying why
 _WRITING = 0.9
+#: looks at what is there now, when the job has overwritten what was being copied
+_TRIES = 3
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -72,30 +78,81 @@ def drain_seat(
         budget_s: longest time in seconds.
 
     Raises:
+        OverwrittenError: the job overwrites its versions faster than they can be copied.
         DrainError: not even one shard could be drained.
     """
     deadline = time.monotonic() + budget_s
     done: list[ShardRecord] = []
-    nbytes, failure = 0, None
-    for _ in range(2):
+    nbytes = 0
+
+    def copy_all() -> None:
+        nonlocal nbytes
+        failure: FlashpointError | None = None
         for slot in _in_order(seat, rank, newest()):
+            assert slot.record is not None
             try:
-                holding = Holding.open(slot.path)
-                nbytes += target.put(holding, deadline=deadline)
-                done.append(holding.record)
+                nbytes += drain_slot(slot, target, deadline=deadline)
+                done.append(slot.record)
             except FlashpointError as error:
-                failure = failure or error
+                failure = worse(failure, error)
                 log.log(logging.DEBUG if done else logging.WARNING, "a shard was not drained: %s", error)
-        if done:
-            break
-        # Training may have gone on, and have overwritten one slot after the other while it was being read.
-    if failure is not None and not done:
-        raise failure
+        if failure is not None and not done:
+            raise failure
+
+    tried_again(copy_all, deadline=deadline)
     if done:
         target.prune()
         steps = ", ".join(str(record.step) for record in done)
         log.info("rank %d: drained %d bytes of steps %s to %s", rank, nbytes, steps, target.path)
     return Drained(tuple(record.step for record in done), nbytes)
+
+
+def drain_slot(slot: SlotInfo, target: DrainDir, *, deadline: float) -> int:
+    """Drain what a slot held when it was looked at; returns the bytes written.
+
+    Raises:
+        OverwrittenError: it holds something else by now.
+        FlashpointError: it can't be read, or not be drained.
+    """
+    assert slot.record is not None
+    try:
+        holding = Holding.open(slot.path)
+    except FlashpointError as error:
+        if still_holds(slot.path, slot.record):
+            raise
+        raise overwritten(slot.record, slot.path) from error
+    if holding.record != slot.record:
+        raise overwritten(slot.record, slot.path)
+    return target.put(holding, deadline=deadline)
+
+
+def worse(one: FlashpointError | None, other: FlashpointError) -> FlashpointError:
+    """Of two failures the one to go by: that a slot was overwritten, which can be mended, else the first."""
+    return other if one is None or (isinstance(other, OverwrittenError) and type(one) is not type(other)) else one
+
+
+def tried_again(copy: Callable[[], _T], *, deadline: float) -> _T:
+    """What ``copy`` returns, which looks anew at what is there each time that the job has overwritten what it copied.
+
+    Raises:
+        OverwrittenError: the job does so each time, or the deadline is over.
+        FlashpointError: whatever else ``copy`` raises.
+    """
+    tries = 0
+    while True:
+        try:
+            return copy()
+        except OverwrittenError as error:
+            tries += 1
+            if tries == _TRIES or time.monotonic() > deadline:
+                raise OverwrittenError(
+                    "the job overwrites its versions faster than they can be copied",
+                    setting="MLFLASHPOINT_KEEP_VERSIONS",
+                    rank=error.rank,
+                    step=error.step,
+                    remedy="set it to 3, save more rarely, or set MLFLASHPOINT_DRAIN_DIR and end the job by SIGTERM",
+                ) from error
+            log.warning("%s; the newest version is taken instead", error)
 
 
 def _in_order(seat: Path, rank: int, newest: Version | None) -> Sequence[SlotInfo]:

@@ -23,7 +23,7 @@ from mlflashpoint.core.holding import Holding
 from mlflashpoint.core.reader import ShardReader
 from mlflashpoint.core.record import DRAIN_NODE, ShardCopy, ShardRecord
 from mlflashpoint.core.slotfiles import check_sizes, file_of, read_record
-from mlflashpoint.errors import DrainError, FlashpointError
+from mlflashpoint.errors import DrainError, FlashpointError, OverwrittenError
 
 log = logging.getLogger("mlflashpoint.core")
 
@@ -75,6 +75,7 @@ class DrainDir:
             bytes written, 0 if the shard was there.
 
         Raises:
+            OverwrittenError: the job has overwritten the slot meanwhile.
             DrainError: there is no room, no time, no access, or what was written is not what was read.
         """
         record = holding.record
@@ -100,6 +101,8 @@ class DrainDir:
         except DrainError:
             raise
         except FlashpointError as error:
+            if holding.overwritten:
+                raise overwritten(record, holding.slot) from error
             raise DrainError(
                 f"what was drained is not what lay in memory: {error.message}", step=record.step
             ) from error
@@ -200,6 +203,13 @@ class DrainDir:
             path=self.root,
             remedy="free space there, or give another directory",
         )
+
+
+def overwritten(record: ShardRecord, slot: Path | None) -> OverwrittenError:
+    """The error for a shard that lies in ``slot`` no more."""
+    return OverwrittenError(
+        "the job has overwritten the version while it was being copied", rank=record.rank, step=record.step, path=slot
+    )
 
 
 def _write(file: Path, content: memoryview, deadline: float) -> None:

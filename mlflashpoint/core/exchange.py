@@ -33,6 +33,7 @@ from mlflashpoint.replication.delivery import Delivery, OutgoingShard, Replicati
 from mlflashpoint.replication.gather import Source
 from mlflashpoint.replication.replicator import Replicator
 from mlflashpoint.replication.transport import Identity
+from mlflashpoint.replication.transports import SETTING, make_transport
 
 log = logging.getLogger("mlflashpoint.core")
 
@@ -304,6 +305,14 @@ class Exchange:
         joined, config = self._session.joined(), self._session.config
         if not joined.placement.linked:
             raise ReplicationError("the job has no other node to reach", rank=self._rank)
+        if joined.placement.discord:
+            raise ReplicationError(
+                f"the ranks have chosen different transports: {joined.placement.discord}",
+                setting=SETTING,
+                value=config.transport,
+                rank=self._rank,
+                remedy="set it to the same value on all nodes",
+            )
         if self._replicas is None:
             self._replicas = Replicas(
                 self._session.seat,
@@ -312,13 +321,12 @@ class Exchange:
                 obsolete=self._obsolete,
                 reused=self.withdraw,
             )
-        # It brings gloo, which a job on one node does without.
-        from mlflashpoint.replication.gloo import GlooTransport
-
         # Another connection than that of small talk: whoever hangs on one must not hold up the other.
         channel = self._session.fresh_channel().under(f"run-{joined.start.run}/replication")
         identity = Identity(config.job_id, self._session.group, joined.start.number, self._rank)
-        transport = GlooTransport(channel.store, identity, connect_timeout_s=min(60.0, config.deadline_s * _SHARE))
+        transport = make_transport(
+            config.transport, channel.store, identity, connect_timeout_s=min(60.0, config.deadline_s * _SHARE)
+        )
         return Replicator(
             transport,
             holders=joined.placement.holders,

@@ -17,7 +17,7 @@ from mlflashpoint.core.record import ShardCopy, ShardRecord
 from mlflashpoint.core.replicas import Replicas
 from mlflashpoint.core.rotation import slots_needed
 from mlflashpoint.core.saver import commit_files
-from mlflashpoint.errors import ContainerError, DeadlineExceededError, FlashpointError
+from mlflashpoint.errors import ContainerError, FlashpointError
 
 log = logging.getLogger("mlflashpoint.core")
 
@@ -95,7 +95,7 @@ class RoomFor:
         """Nothing came, or nothing good."""
         if self._beside is not None and self._replicas is not None:
             self._replicas.abandon(-1, self._record.to_json(), error)
-        if self._slot is not None and isinstance(error, DeadlineExceededError):
+        if self._slot is not None:
             # Something may still be written into it: the file is left to whoever does so, and another takes its place.
             with contextlib.suppress(OSError):
                 os.unlink(file_of(self._slot.path, "data"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from mlflashpoint.core import mapping
 from mlflashpoint.core.record import ShardRecord
 from mlflashpoint.core.slot import Slot
-from mlflashpoint.core.slotfiles import file_of, read_index, read_record
+from mlflashpoint.core.slotfiles import file_of, read_index, read_record, still_holds
 from mlflashpoint.errors import ShardFormatError
 
 
@@ -20,11 +20,18 @@ class Holding:
         record: its commit record.
         index: its index.
         data: its data, ``record.data_bytes`` bytes; keeps the memory alive.
+        slot: prefix of the files that it was opened from, None for memory of this process's own.
     """
 
     record: ShardRecord
     index: bytes = field(repr=False)
     data: memoryview = field(repr=False)
+    slot: Path | None = None
+
+    @property
+    def overwritten(self) -> bool:
+        """Whether its slot holds something else by now; its bytes may be those of another version then."""
+        return self.slot is not None and not still_holds(self.slot, self.record)
 
     @property
     def buffers(self) -> list[memoryview]:
@@ -44,7 +51,7 @@ class Holding:
             raise ShardFormatError("the slot holds no committed shard", path=slot)
         mapped = mapping.map_readable(file_of(slot, "data"), record.data_bytes)
         data = memoryview(b"") if mapped is None else mapped.buffer
-        return cls(record, _index(slot, record), data)
+        return cls(record, _index(slot, record), data, slot)
 
     @classmethod
     def of(cls, slot: Slot, record: ShardRecord) -> Holding:

@@ -8,7 +8,7 @@ from typing import Any
 from mlflashpoint.errors import PeerError
 
 #: version of what the ranks say to each other; all ranks must have the same
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Member:
         leader: whether it speaks for its node, as the lowest rank on it does.
         problem: why it has no memory store, None if it has one.
         host: name of its host, for people to read.
+        transport: what its replicas are to travel by; must be the same on all ranks.
     """
 
     rank: int
@@ -38,6 +39,7 @@ class Member:
     leader: bool = False
     problem: str | None = None
     host: str = ""
+    transport: str = ""
 
     @classmethod
     def from_json(cls, raw: Any) -> Member:
@@ -53,6 +55,7 @@ class Member:
             "leader": (bool,),
             "problem": (str, type(None)),
             "host": (str,),
+            "transport": (str,),
         }
         if not isinstance(raw, dict) or set(raw) != set(kinds) or any(type(raw[n]) not in k for n, k in kinds.items()):
             raise PeerError(

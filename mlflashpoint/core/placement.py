@@ -26,16 +26,18 @@ class Placement:
         holders: ranks that keep this rank's replicas.
         owners: ranks whose replicas it keeps.
         nodes: holder -> identity of its node's memory container.
+        discord: which rank has chosen which transport, if they differ: none can reach another then. Else empty.
     """
 
     linked: bool = False
     holders: tuple[int, ...] = ()
     owners: tuple[int, ...] = ()
     nodes: Mapping[int, str] = field(default_factory=dict)
+    discord: str = ""
 
     def to_json(self) -> dict[str, Any]:
         holders = [[rank, self.nodes[rank]] for rank in self.holders]
-        return {"linked": self.linked, "holders": holders, "owners": list(self.owners)}
+        return {"linked": self.linked, "holders": holders, "owners": list(self.owners), "discord": self.discord}
 
     @classmethod
     def from_json(cls, raw: Any) -> Placement:
@@ -43,7 +45,8 @@ class Placement:
         try:
             holders = [(int(rank), str(node)) for rank, node in raw["holders"]]
             owners = tuple(map(int, raw["owners"]))
-            return cls(raw["linked"] is True, tuple(rank for rank, _ in holders), owners, dict(holders))
+            ranks = tuple(rank for rank, _ in holders)
+            return cls(raw["linked"] is True, ranks, owners, dict(holders), str(raw["discord"]))
         except (KeyError, TypeError, ValueError) as error:
             raise PeerError(f"this rank's placement is malformed: {error}") from None
 
@@ -72,7 +75,15 @@ def place(members: Sequence[Member], replicas: int) -> dict[int, Placement]:
     for warning in assigned.warnings:
         log.warning("replication: %s", warning)
     node_of = {member.rank: member.node for member in able}
-    return {**unlinked, **{member.rank: _part(assigned, member.rank, node_of) for member in able}}
+    discord = _discord(able)
+    return {**unlinked, **{member.rank: _part(assigned, member.rank, node_of, discord) for member in able}}
+
+
+def _discord(members: Sequence[Member]) -> str:
+    first = {member.transport: member.rank for member in reversed(members)}
+    if len(first) < 2:
+        return ""
+    return ", ".join(f"rank {rank} {transport}" for transport, rank in sorted(first.items(), key=lambda item: item[1]))
 
 
 def _placed(member: Member, domain: str) -> RankPlacement:
@@ -81,6 +92,6 @@ def _placed(member: Member, domain: str) -> RankPlacement:
     return RankPlacement(member.rank, f"{host}{member.node[:_SHOWN]}", domain or None)
 
 
-def _part(assigned: ReplicaMap, rank: int, node_of: Mapping[int, str]) -> Placement:
+def _part(assigned: ReplicaMap, rank: int, node_of: Mapping[int, str], discord: str) -> Placement:
     holders = assigned.holders[rank]
-    return Placement(True, holders, assigned.owners[rank], {holder: node_of[holder] for holder in holders})
+    return Placement(True, holders, assigned.owners[rank], {holder: node_of[holder] for holder in holders}, discord)

@@ -145,6 +145,7 @@ class Session:
                     job_id=self.config.job_id,
                     problem=None if self.problem is None else str(self.problem),
                     host=socket.gethostname(),
+                    transport=self.config.transport,
                 )
                 self._joined = join(
                     self.channel().under("start"),

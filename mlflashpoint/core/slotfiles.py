@@ -79,6 +79,14 @@ def read_record(slot: Path) -> ShardRecord | None:
         raise ShardFormatError(error.message, remedy=error.remedy, path=file) from None
 
 
+def still_holds(slot: Path, record: ShardRecord) -> bool:
+    """Whether the slot's commit record is that one at this moment."""
+    try:
+        return read_record(slot) == record
+    except FlashpointError:
+        return False
+
+
 def read_index(slot: Path, record: ShardRecord) -> bytes:
     """The slot's index, not looked into; longer than the record says if the file is. Raises ContainerError."""
     file = file_of(slot, "index")

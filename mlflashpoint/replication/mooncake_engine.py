@@ -16,6 +16,7 @@ from mlflashpoint.errors import PeerError, ReplicationError, SettingError
 from mlflashpoint.replication.deadline import Deadline
 from mlflashpoint.replication.gloo_device import INTERFACE_SETTING, REMEDY, local_address
 from mlflashpoint.replication.memory import address_of
+from mlflashpoint.replication.transports import no_engine
 
 _PIECE_BYTES = 64 << 20
 _IN_FLIGHT = 2
@@ -97,10 +98,7 @@ class Engine:
         try:
             from mooncake.engine import TransferEngine
         except ImportError as error:
-            raise ReplicationError(
-                f"the Mooncake transfer engine can't be loaded: {error}",
-                remedy="pip install 'mlflashpoint[mooncake]', with the libraries libibverbs and libnuma on the system",
-            ) from error
+            raise no_engine(str(error)) from error
         self._engine: Any = TransferEngine()
         host = _host()
         status = self._engine.initialize(host, "P2PHANDSHAKE", protocol, device)

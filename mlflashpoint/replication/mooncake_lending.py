@@ -6,12 +6,28 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from mlflashpoint.errors import PeerError, ReplicationError
 from mlflashpoint.replication.memory import address_of
 from mlflashpoint.replication.mooncake_engine import Engine
 
 _REMEMBERED = 1000
+
+
+@dataclass(frozen=True)
+class _Loan:
+    """Memory that ``peer`` may still write into by the engine ``session``.
+
+    Attributes:
+        regions: as the engine has them.
+        views: kept, so that nothing else comes to lie at those addresses meanwhile.
+    """
+
+    peer: int
+    session: str
+    regions: list[tuple[int, int]]
+    views: Sequence[memoryview]
 
 
 class Lending:
@@ -24,7 +40,7 @@ class Lending:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._lock = threading.Lock()
-        self._out_of_bounds: dict[str, tuple[int, str, list[tuple[int, int]]]] = {}
+        self._out_of_bounds: dict[str, _Loan] = {}
         self._ended: deque[str] = deque(maxlen=_REMEMBERED)
 
     @contextmanager
@@ -39,9 +55,9 @@ class Lending:
         with self._lock:
             if call in self._ended:
                 raise PeerError(f"rank {peer} has given this transfer up", rank=peer)
-            for writer, _, held in self._out_of_bounds.values():
-                if any(start < end and begin < stop for start, stop in held for begin, end in spans):
-                    raise ReplicationError(f"rank {writer} may still write into that memory", rank=peer)
+            for loan in self._out_of_bounds.values():
+                if any(start < end and begin < stop for start, stop in loan.regions for begin, end in spans):
+                    raise ReplicationError(f"rank {loan.peer} may still write into that memory", rank=peer)
         regions = self._engine.register(views)
         try:
             yield [address_of(view) if len(view) else 0 for view in views]
@@ -49,7 +65,7 @@ class Lending:
             with self._lock:
                 done = call in self._ended
                 if not done:
-                    self._out_of_bounds[call] = (peer, session, regions)
+                    self._out_of_bounds[call] = _Loan(peer, session, regions, views)
             if done:
                 self._engine.release(regions)
             raise
@@ -66,15 +82,15 @@ class Lending:
             self._ended.append(call)
             loan = self._out_of_bounds.pop(call, None)
         if loan is not None:
-            self._engine.release(loan[2])
+            self._engine.release(loan.regions)
 
     def seen(self, peer: int, session: str) -> None:
         """``peer`` writes by this engine now; what a former process of it was to write will never come."""
         with self._lock:
             gone = [
                 call
-                for call, (writer, former, _) in self._out_of_bounds.items()
-                if writer == peer and former not in ("", session)
+                for call, loan in self._out_of_bounds.items()
+                if loan.peer == peer and loan.session not in ("", session)
             ]
         for call in gone:
             self.ended(call)

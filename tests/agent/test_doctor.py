@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.agent.support import BOOTSTRAP, ROOT, environment, python
 
@@ -82,6 +85,16 @@ def test_malformed_and_unknown_settings_and_a_missing_job_id_are_the_problems() 
         "not a whole number [MLFLASHPOINT_REPLICAS='two']",
         "unknown setting [MLFLASHPOINT_REPLICA='1']",
     ]
+
+
+def test_a_chosen_transport_whose_engine_is_not_installed_is_a_problem() -> None:
+    if importlib.util.find_spec("mooncake") is not None:
+        pytest.skip("NOT RUN: the engine is installed here")
+    facts = doctor(BOOTSTRAP, MLFLASHPOINT_JOB_ID="j", MLFLASHPOINT_TRANSPORT="mooncake")
+    (problem,) = facts["problems"]
+    assert "the Mooncake transfer engine can't be loaded" in problem and "[MLFLASHPOINT_TRANSPORT]" in problem
+    assert "pip install 'mlflashpoint[mooncake]'" in problem
+    assert row(facts, "MLFLASHPOINT_TRANSPORT")["value"] == "mooncake" and facts["start_up"]["on"]
 
 
 def test_the_base_container_has_a_kind_a_size_and_a_verdict(tmp_path: Path) -> None:

@@ -398,3 +398,23 @@ def save_beside_a_pinned_rank(me, pinned, until, rounds, release_s=None):
         "stats": runtime.stats(),
         "logs": me.logs,
     }
+
+
+def save_without_pause(me):
+    """Save one version after the other, but not while the store has ``pause``, until it has ``stop``."""
+    runtime = me.runtime()
+    step = resume(me, runtime)
+    while True:
+        if me.rank == 0:
+            while me.store.check(["pause"]) and not me.store.check(["stop"]):
+                me.store.set("paused", "1")
+                time.sleep(0.005)
+            if me.store.check(["stop"]):
+                me.store.set("over", "1")
+        step += 1
+        me.meet(f"step-{step}")
+        if me.store.check(["over"]):
+            break
+        runtime.save(state(step, me.rank), step=step, wait=True)
+    runtime.close()
+    return step

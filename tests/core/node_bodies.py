@@ -15,6 +15,7 @@ from mlflashpoint.core import arena, lagfile, replicas
 from mlflashpoint.replication import gloo_server, replicator
 from tests.core.bodies import die, find_only, resume, save_steps, settle
 from tests.core.ranks import state
+from tests.replication.peers import find_mooncake
 
 
 def threads_after_a_save(me):
@@ -235,3 +236,17 @@ def listen_while_saving(me):
     while len(listening()) > len(before) and time.monotonic() < give_up:
         time.sleep(0.01)
     return {"before": before, "during": during, "after": listening(), "stats": runtime.stats()}
+
+
+def save_over_mooncake(me, steps):
+    """As ``save_steps``, or as ``resume_and_flush`` for none, and which of the transports' modules that has brought."""
+    missing = find_mooncake()
+    assert not missing, missing
+    saved = save_steps(me, steps) if steps else resume_and_flush(me)
+    return {**saved, "modules": [name for name in sys.modules if name.startswith("mlflashpoint.replication.")]}
+
+
+def save_without_the_engine(me):
+    """Save three steps where the Mooncake engine is not installed."""
+    sys.modules["mooncake"] = None
+    return save_with(me, -1)

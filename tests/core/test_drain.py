@@ -13,13 +13,16 @@ from pathlib import Path
 import pytest
 
 from mlflashpoint import cli
+from mlflashpoint.core import draindir
 from mlflashpoint.core.arena import scan_seat
 from mlflashpoint.core.container import MEMORY_KINDS, filesystem_kind
+from mlflashpoint.core.drain import drain_seat
 from mlflashpoint.core.draindir import DrainDir
-from mlflashpoint.errors import SettingError
+from mlflashpoint.core.runtime import Runtime
+from mlflashpoint.errors import OverwrittenError, SettingError
 from mlflashpoint.settings import StoreConfig
 from tests.core import bodies
-from tests.core.ranks import Life, memory_folder
+from tests.core.ranks import Life, memory_folder, state
 
 pytestmark = pytest.mark.multiprocess
 
@@ -304,6 +307,116 @@ def test_a_drain_that_runs_out_of_time_says_so_and_leaves_nothing(base, tmp_path
     assert cli.main(["drain", str(base), "--to", str(tmp_path), "--budget", "1e-9"]) == 1
     assert "MLFLASHPOINT_DRAIN_BUDGET_S" in capsys.readouterr().err
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.fixture
+def saving(base):
+    """A job of two ranks that saves without a pause."""
+    life = Life(bodies.save_without_pause, 2, base)
+    until(lambda: any(slot.record for slot in scan_seat(base / "default/seat-1")))
+    yield life
+    life.store.set("stop", "1")
+    life.results()
+
+
+def until(met):
+    give_up = time.monotonic() + 30
+    while not met():
+        assert time.monotonic() < give_up
+        time.sleep(0.002)
+
+
+def copy_slowly(monkeypatch, base, copied=lambda: None):
+    """A copy of a shard's data begins when the job has overwritten that, as one that takes long ends."""
+    write = draindir._write
+
+    def slowly(file, *arguments):
+        if file.name.endswith(".data"):
+            step, rank = (int(name.split("-")[1].split(".")[0]) for name in (file.parent.name, file.name))
+            slots = lambda: [slot.record for slot in scan_seat(base / f"default/seat-{rank}")]  # noqa: E731
+            if not slowly.paused:
+                until(lambda: all(record is not None and record.step > step for record in slots()))
+                slowly.paused = copied()
+        write(file, *arguments)
+
+    slowly.paused = False
+    monkeypatch.setattr(draindir, "_write", slowly)
+
+
+def test_a_version_that_the_job_overwrites_while_it_is_copied_is_told_as_such_and_a_newer_one_is_drained(
+    base, tmp_path, saving, monkeypatch, caplog
+):
+    def rest():
+        saving.store.set("pause", "1")
+        until(lambda: saving.store.check(["paused"]))
+        return True
+
+    copy_slowly(monkeypatch, base, rest)
+    assert cli.main(["drain", str(base), "--to", str(tmp_path)]) == 0
+    assert "the job has overwritten the version while it was being copied [rank " in caplog.text
+    assert "the newest version is taken instead" in caplog.text
+    assert "digest" not in caplog.text
+    (_, first), (_, second) = drained(tmp_path)
+    assert first == second
+
+
+def test_a_job_that_overwrites_its_versions_faster_than_they_are_copied_is_a_named_error_and_nothing_is_left(
+    base, tmp_path, saving, monkeypatch, capsys
+):
+    copy_slowly(monkeypatch, base)
+    assert cli.main(["drain", str(base), "--to", str(tmp_path)]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "the job overwrites its versions faster than they can be copied [MLFLASHPOINT_KEEP_VERSIONS, " in error
+    assert "remedy: set it to 3, save more rarely, or set MLFLASHPOINT_DRAIN_DIR" in error
+    assert "digest" not in error
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("times", [1, 100])
+def test_a_rank_whose_training_overwrites_what_it_drains_takes_the_newer_version_as_often_as_is_allowed(
+    base, tmp_path, monkeypatch, times
+):
+    runtime = Runtime(StoreConfig(job_id="job", base_container=base), rank=0, world_size=1, local_rank=0)
+    steps, write, writes = iter(range(1, 1000)), draindir._write, []
+
+    def save():
+        step = next(steps)
+        assert runtime.save(state(step, 0), step=step, wait=True).ok
+
+    def slowly(file, *arguments):
+        if file.name.endswith(".data"):
+            writes.append(file)
+            for _ in range(3 if len(writes) <= 2 * times else 0):
+                save()
+        write(file, *arguments)
+
+    monkeypatch.setattr(draindir, "_write", slowly)
+    save()
+    save()
+    target = DrainDir(tmp_path, "job", "default")
+    try:
+        if times == 1:
+            found = drain_seat(base / "default/seat-0", 0, target, newest=lambda: None, budget_s=20)
+            assert found.steps and found.steps[0] >= 5
+            assert drained(tmp_path) == [(0, found.steps[0])]
+        else:
+            with pytest.raises(OverwrittenError, match="faster than they can be copied"):
+                drain_seat(base / "default/seat-0", 0, target, newest=lambda: None, budget_s=20)
+            assert len(writes) <= 6
+            assert drained(tmp_path) == []
+    finally:
+        runtime.close()
+
+
+def test_what_is_corrupt_in_memory_is_told_as_such_at_once(base, tmp_path, capsys):
+    Life(bodies.save_steps, 1, base, [1]).results()
+    (slot,) = (slot for slot in scan_seat(base / "default/seat-0") if slot.record)
+    with open(f"{slot.path}.data", "r+b") as data:
+        data.write(b"\x99" * 100)
+    assert cli.main(["drain", str(base), "--to", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "what was drained is not what lay in memory: tensor" in error
 
 
 def test_older_drained_versions_go_when_a_newer_one_is_whole(base, tmp_path):

@@ -48,6 +48,36 @@ def test_a_host_name_that_does_not_resolve_is_named_with_its_remedy(nodes):
     assert "set GLOO_SOCKET_IFNAME" in warning
 
 
+def test_a_chosen_engine_that_is_not_installed_is_said_once_on_each_rank_and_saves_go_on(nodes):
+    results = Life(node_bodies.save_without_the_engine, 2, None, bases=nodes, transport="mooncake").results()
+    assert [result["oks"] for result in results.values()] == [[True] * 3] * 2
+    assert {result["stats"]["last_complete_step"] for result in results.values()} == {-1}
+    said_by = [texts({rank: result}, "WARNING") for rank, result in results.items()]
+    for rank in (0, 1):
+        (said,) = (line for line in said_by[rank] if "can't reach other nodes" in line)
+        assert "the Mooncake transfer engine can't be loaded" in said
+        assert f"[MLFLASHPOINT_TRANSPORT, rank {rank}]" in said
+        assert "remedy: pip install 'mlflashpoint[mooncake]'" in said
+        assert "or set MLFLASHPOINT_TRANSPORT=gloo" in said
+    assert found_after(nodes) == {3}
+
+
+def test_ranks_that_choose_different_transports_are_all_told_so_and_saves_go_on(nodes):
+    wish = {"settings": {"transport": "mooncake"}}
+    results = Life(node_bodies.save_with, 2, None, 1, bases=nodes, wish=wish).results()
+    assert [result["oks"] for result in results.values()] == [[True] * 3] * 2
+    assert {result["stats"]["last_complete_step"] for result in results.values()} == {-1}
+    for rank, mine in enumerate(("gloo", "mooncake")):
+        (said,) = (line for line in texts({rank: results[rank]}, "WARNING") if "can't reach other nodes" in line)
+        assert f"rank 0 gloo, rank 1 mooncake [MLFLASHPOINT_TRANSPORT='{mine}'" in said
+        assert "remedy: set it to the same value on all nodes" in said
+    assert found_after(nodes) == {3}
+
+
+def found_after(nodes):
+    return {result["found"] for result in Life(bodies.save_steps, 2, None, [], bases=nodes).results().values()}
+
+
 def test_a_label_that_one_node_lacks_is_an_error_and_replicas_go_to_another_node_all_the_same(nodes):
     wish = {"settings": {"failure_domain": "rack-7"}}
     results = Life(node_bodies.save_with, 2, None, 0, bases=nodes, wish=wish).results()

@@ -1,12 +1,14 @@
 """Several nodes on one machine, each a base container of its own: losing one loses nothing; all decide alike."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 
 from mlflashpoint.core.arena import scan_seat
 from tests.core import bodies, node_bodies
 from tests.core.ranks import Life, memory_folder
+from tests.replication.peers import find_mooncake
 
 #: 127.0.0.1 as the kernel's tables write it
 LOOPBACK = "0100007F"
@@ -77,6 +79,36 @@ def test_a_node_whose_memory_is_lost_resumes_from_the_replicas_on_the_others(bas
     # And the next loss, of another node, loses nothing either.
     wipe(nodes[0])
     assert found(Life(bodies.save_steps, world, None, [5], bases=nodes, seats=seats).results()) == {4}
+
+
+def test_a_job_that_chooses_mooncake_replicates_over_it_and_recovers_a_lost_memory(base):
+    if missing := find_mooncake():
+        pytest.skip(f"NOT RUN: no Mooncake transfer engine here: {missing}")
+    nodes = nodes_of(base, 2)
+    first = Life(node_bodies.save_over_mooncake, 2, None, [1, 2], bases=nodes, transport="mooncake").results()
+    assert {result["stats"]["last_complete_step"] for result in first.values()} == {2}
+    assert {result["stats"]["replicas_acknowledged"] for result in first.values()} == {2}
+    for result in first.values():
+        assert "mlflashpoint.replication.mooncake" in result["modules"]
+        assert "mlflashpoint.replication.gloo" not in result["modules"]
+    before = contents(nodes[1], 1)
+    wipe(nodes[1])
+    second = Life(node_bodies.save_over_mooncake, 2, None, [], bases=nodes, transport="mooncake").results()
+    assert found(second) == {2}
+    assert contents(nodes[1], 1) == before
+    assert not [line for result in (first, second) for r in result.values() for line in r["logs"] if "WARN" in line]
+
+
+def contents(node, rank):
+    """The files of a rank's own shard of step 2 on a node."""
+    (slot,) = (
+        slot
+        for seat in node.glob("*/seat-*")
+        for slot in scan_seat(seat)
+        if slot.record and (slot.record.rank, slot.record.step) == (rank, 2) and not slot.replica
+    )
+    data = Path(f"{slot.path}.data").read_bytes()[: slot.record.data_bytes]
+    return slot.record, data, Path(f"{slot.path}.index").read_bytes()
 
 
 def test_replicas_are_rebuilt_before_anything_is_saved(base):

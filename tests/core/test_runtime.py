@@ -415,9 +415,16 @@ ENVIRON = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MLFLASHPOINT_JOB_
 
 def test_the_environment_makes_a_runtime_and_overrides_go_before_it(base):
     environ = {**ENVIRON, "MLFLASHPOINT_BASE_CONTAINER": "/nowhere", "MLFLASHPOINT_KEEP_VERSIONS": "3"}
+    environ["MLFLASHPOINT_TRANSPORT"] = "Mooncake"
     store = Runtime.from_env(environ, base_container=base, job_id="other")
     assert (store.config.job_id, store.config.keep_versions, store.config.base_container) == ("other", 3, base)
+    assert store.config.transport == "mooncake"
     store.close()
+
+
+def test_a_transport_that_there_is_none_of_is_a_setting_error(base):
+    with pytest.raises(SettingError, match=r"MLFLASHPOINT_TRANSPORT='nixl'.*use gloo, mooncake, mooncake-rdma"):
+        StoreConfig(job_id="job", base_container=base, transport="nixl")
 
 
 @pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE"])
