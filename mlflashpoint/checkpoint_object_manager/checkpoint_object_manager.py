@@ -43,6 +43,8 @@ class CheckpointObjectManager:
         self._reached: dict[str, int] = {}
         self._gave_up = False
         self._given: Runtime | None = None
+        #: closed, and kept for what they still do on SIGTERM
+        self._handed_over: list[Runtime] = []
 
     @classmethod
     def around(cls, runtime: Runtime) -> CheckpointObjectManager:
@@ -111,6 +113,8 @@ class CheckpointObjectManager:
         with self._lock:
             for runtime in self._runtimes.values():
                 runtime.close()
+            for runtime in self._handed_over:
+                runtime.close()
             self._runtimes.clear()
 
     def _known(self, base: CheckpointContainerId) -> Runtime | None:
@@ -146,7 +150,9 @@ class CheckpointObjectManager:
                 log.info("the memory store %s goes to the checkpoint process", base)
                 settings = {**vars(runtime.config), **settings}
                 settings.pop("base_container")
-                runtime.close()
+                if not runtime.closed:
+                    runtime.hand_over()
+                    self._handed_over.append(runtime)
             self.settings = settings
             self._runtimes.clear()
             self._gave_up = True

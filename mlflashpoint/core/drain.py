@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -60,6 +61,26 @@ def drain_rank(session: Session, pipeline: Pipeline) -> Drained:
     except DrainError as error:
         error.setting = error.setting or "MLFLASHPOINT_DRAIN_DIR"
         raise
+
+
+def drain_of_given_up(session: Session) -> Callable[[], Drained] | None:
+    """What drains the seat that ``session`` still has, once another process of this rank has taken it.
+
+    Returns:
+        None if there is no directory or no seat. What it raises is as for ``drain_seat``.
+    """
+    target, config = session.drain, session.config
+    if target is None or session.problem is not None:
+        return None
+    # Only the other process knows what is complete.
+    return functools.partial(
+        drain_seat,
+        session.seat,
+        session.ranks.rank,
+        target,
+        newest=lambda: None,
+        budget_s=config.drain_budget_s * _WRITING,
+    )
 
 
 def drain_seat(

@@ -15,7 +15,7 @@ from mlflashpoint.core.conversation import Conversation
 from mlflashpoint.core.counters import Counters, Stats
 from mlflashpoint.core.deadline import Deadline
 from mlflashpoint.core.depot import Depot
-from mlflashpoint.core.drain import Drained, drain_rank
+from mlflashpoint.core.drain import Drained, drain_of_given_up, drain_rank
 from mlflashpoint.core.ending import end
 from mlflashpoint.core.exchange import Exchange
 from mlflashpoint.core.pipeline import Pipeline
@@ -345,12 +345,22 @@ class Runtime:
 
     def close(self, *, discard: bool = False) -> None:
         """Finish the background work, bounded, and give the seat up; may be called twice."""
+        sigterm.forget(self)
         if self._closed or self._pid != os.getpid():
             return
         self._closed = True
-        sigterm.forget(self)
         sigterm.wait()
         end(self._session, self._pipeline, self._exchange, self._depot, discard=discard)
+
+    def hand_over(self) -> None:
+        """Close, so that another process of this rank can take the seat; SIGTERM to this one drains what lies there.
+
+        The scheduler's signal, or a launcher's, may reach this process alone, which was the one to save before.
+        """
+        drain = None if self._closed else drain_of_given_up(self._session)
+        self.close()
+        if drain is not None:
+            sigterm.on_sigterm(self, drain, self.config.drain_budget_s)
 
     def _release(self) -> None:
         """Nothing is read here any more; nor on other nodes, once a save of this start is complete on all of them."""

@@ -1,7 +1,8 @@
 """What happens on SIGTERM: each runtime drains, and then whatever would have happened without us.
 
 The scheduler's SIGTERM gives a job a last few seconds. The user's own handler, and the default, keep their say: ours
-starts the drain beside them and passes the signal on. A handler that is set later than ours is wrapped in turn.
+starts the drain beside them and passes the signal on. A handler that is set later than ours is wrapped in turn; it may
+call ours itself, so each of ours knows which one it stands before.
 
 Python calls a handler only when the main thread is back in Python, and a rank whose peer is gone may wait for it in a
 collective for long. So a thread is told of the signal by the wakeup descriptor, where nobody else uses that.
@@ -26,7 +27,6 @@ _drains: weakref.WeakKeyDictionary[object, tuple[Callable[[], object], float]] =
 _running: list[tuple[threading.Thread, float]] = []
 _lock = threading.Lock()
 _woken_by = -1
-_previous: Any = signal.SIG_DFL
 
 
 def on_sigterm(owner: object, drain: Callable[[], object], budget_s: float) -> None:
@@ -48,16 +48,14 @@ def forget(owner: object) -> None:
 
 def install() -> None:
     """Put our handler before the one that is there now; does nothing outside of the main thread."""
-    global _previous
     if not _drains or threading.current_thread() is not threading.main_thread():
         return
     present = signal.getsignal(signal.SIGTERM)
     # None: a handler that was set by C code can't be called from here, and is not ours to replace.
-    if present is _handle or present is None:
+    if present is None or isinstance(present, _Handler):
         return
     try:
-        signal.signal(signal.SIGTERM, _handle)
-        _previous = present
+        signal.signal(signal.SIGTERM, _Handler(present))
         _listen()
     except (ValueError, OSError) as error:
         log.debug("SIGTERM can't be handled here: %s", error)
@@ -103,18 +101,25 @@ def _begin() -> None:
             _running.append((thread, time.monotonic() + budget_s))
 
 
-def _handle(number: int, frame: FrameType | None) -> None:
-    # In a thread: the lock may be held by whoever the signal has interrupted.
-    beginner = threading.Thread(target=_begin, name="mlflashpoint-drain-begin", daemon=True)
-    beginner.start()
-    beginner.join(1.0)
-    if callable(_previous):
-        # It may go on for long, or end the process by an exception: the runtimes' end waits for the drain then.
-        _previous(number, frame)
-    elif _previous == signal.SIG_DFL:
-        wait()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
+class _Handler:
+    """Ours, before the one that was there: ``before``."""
+
+    def __init__(self, before: Any) -> None:
+        self._before = before
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        # In a thread: the lock may be held by whoever the signal has interrupted.
+        beginner = threading.Thread(target=_begin, name="mlflashpoint-drain-begin", daemon=True)
+        beginner.start()
+        beginner.join(1.0)
+        if callable(self._before):
+            # It may go on for long, or end the process by an exception: the runtimes' end waits for the drain then.
+            self._before(number, frame)
+        elif self._before == signal.SIG_DFL and signal.getsignal(signal.SIGTERM) is self:
+            # Called by another's handler, it is that one's affair what becomes of the process.
+            wait()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _guarded(drain: Callable[[], object]) -> None:

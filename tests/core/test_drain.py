@@ -65,6 +65,11 @@ def flag(number, frame):
 def leave(number, frame):
     raise SystemExit(7)
 
+def compose():
+    # as Lightning does it: the handler that was there, and its own
+    before = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, lambda number, frame: (before(number, frame), flag(number, frame)))
+
 handlers = {"flag": flag, "leave": leave, "late": flag}
 if handler in ("flag", "leave"):
     signal.signal(signal.SIGTERM, handlers[handler])
@@ -76,8 +81,12 @@ recovery = runtime.find_latest()
 found = 0 if recovery is None else runtime.load(recovery).step
 if handler == "late":
     signal.signal(signal.SIGTERM, flag)
+if handler == "composed":
+    compose()
 for step in (found + 1, found + 2):
     assert runtime.save(state(step, 0), step=step, wait=True).ok
+if handler == "composed_last":
+    compose()
 print("saved", flush=True)
 if handler == "stuck":
     import datetime
@@ -134,7 +143,14 @@ def terminated(base, drain, handler="none", disk="good", budget_s=20):
 
 @pytest.mark.parametrize(
     ("handler", "code", "out"),
-    [("none", -signal.SIGTERM, ""), ("flag", 0, "seen [15]\n"), ("leave", 7, ""), ("late", 0, "seen [15]\n")],
+    [
+        ("none", -signal.SIGTERM, ""),
+        ("flag", 0, "seen [15]\n"),
+        ("leave", 7, ""),
+        ("late", 0, "seen [15]\n"),
+        ("composed", 0, "seen [15]\n"),
+        ("composed_last", 0, "seen [15]\n"),
+    ],
 )
 def test_sigterm_drains_and_whatever_handled_it_before_still_does(base, tmp_path, handler, code, out):
     ended = terminated(base, tmp_path / "drain", handler)

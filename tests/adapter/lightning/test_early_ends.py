@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.adapter.lightning.support import exact, observed, steps
+from tests.adapter.lightning.support import clean, exact, observed, steps
 
 pytestmark = pytest.mark.multiprocess
 
@@ -20,7 +20,6 @@ TIME = ("--max-time", "00:01:00:00", "--kill-at", "10", "--kill", "TIME", "--kil
 @pytest.mark.parametrize(
     ("how", "victim", "form"),
     [
-        ("TERM", EVERY_RANK, "agent"),
         ("RAISE", EVERY_RANK, "agent"),
         ("RAISE", "1", "agent"),
         ("INT", EVERY_RANK, "agent"),
@@ -35,10 +34,23 @@ def test_what_breaks_a_fit_off_ends_the_job_at_once_and_keeps_the_versions(job, 
     assert len(chosen.versions()) == 4, "two of each rank"
     again = chosen.run(*argv, ranks=2)
     assert again.statuses == [0, 0], again.log
-    # a signal lets the batch in which it comes be trained to its end
+    # an interrupt lets the batch in which it comes be trained to its end
     assert {result["started_at"] for result in again.results} in ({18}, {21})
     assert [exact(result) for result in again.results] == [exact(result) for result in straight(*DDP, ranks=2)]
     assert chosen.versions() == []
+
+
+def test_sigterm_ends_the_job_at_once_and_what_it_drains_serves_when_all_memory_is_lost(job, straight, tmp_path):
+    kill = ("--kill-at", "20", "--kill", "TERM", "--kill-rank", EVERY_RANK)
+    broken = job.run(*DDP, *kill, ranks=2, grace_s=GRACE_S, drain_dir=tmp_path / "drain")
+    # Lightning handles the signal itself, and an exception of its own ends the job.
+    assert broken.statuses == [1, 1] and len(job.versions()) == 4, broken.log
+    clean(job.base)
+    again = job.run(*DDP, ranks=2, drain_dir=tmp_path / "drain")
+    assert again.statuses == [0, 0], again.log
+    # a signal lets the batch in which it comes be trained to its end
+    assert {result["started_at"] for result in again.results} in ({18}, {21})
+    assert [exact(result) for result in again.results] == [exact(result) for result in straight(*DDP, ranks=2)]
 
 
 @pytest.mark.parametrize("form", ["agent", "library"])

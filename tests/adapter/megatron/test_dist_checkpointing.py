@@ -33,6 +33,11 @@ def test_the_guides_async_save_is_a_snapshot_of_its_step(said, job):
         assert result["goes_on_equal"]
 
 
+def test_the_pages_python_runs(said, job):
+    for result in said("the_python_of_the_page"):
+        assert result == {"differing": [], "newest": f"{job.base}/page/step-2_ckpt"}
+
+
 def test_the_common_state_is_in_the_folder_and_survives(said):
     for result in said("guide_async"):
         assert result["files"] == ["common.pt", "metadata.json"]

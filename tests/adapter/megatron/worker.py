@@ -18,6 +18,7 @@ def main(what, base, durable):
 
     import inspect
     import multiprocessing
+    import re
     import warnings
 
     import cpu
@@ -250,6 +251,32 @@ def main(what, base, durable):
             }
 
         checkpoint_object_manager.close()
+
+        @scenario
+        def the_python_of_the_page():
+            page = (HERE.parents[2] / "docs" / "megatron.md").read_text()
+            short, long = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+            os.environ.update(MLFLASHPOINT_BASE_CONTAINER=f"{base}/page", MLFLASHPOINT_JOB_ID="page")
+            model, optimizer = build(1, 2)
+            train(model, optimizer, 1)
+            names = {"sharded_state_dict": sharded(model, optimizer, 1), "step": 1}
+            exec(short, names)
+            store, fresh = names["store"], build(7, 2)
+            restore(*fresh, names["state"])
+            # The long form's names are those of this module.
+            names = {
+                "MLFlashpointMegatronAsyncSaveStrategy": MLFlashpointMegatronAsyncSaveStrategy,
+                "save_local_aware_megatron_checkpoint": save_local_aware_megatron_checkpoint,
+                "memory_storage_writer": store.writer,
+                "state_dict": sharded(model, optimizer, 2),
+                "version": store.version(2),
+            }
+            exec(long, names)
+            names["request"].execute_sync()
+            found = {"differing": differing(bits(*fresh), bits(model, optimizer)), "newest": store.latest()}
+            store.close()
+            return found
+
         store = MegatronStore.from_env(base_container=f"{base}/short", job_id="short")
 
         @scenario

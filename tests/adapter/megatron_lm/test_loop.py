@@ -67,6 +67,7 @@ class Job:
         every: int = 2,
         recipe: Sequence[str] = RECIPE,
         by: str = WARM,
+        **variables: object,
     ) -> Start:
         """Run to the end, or until every rank kills itself after a step."""
         record = self.folder / f"record-{uuid.uuid4().hex}."
@@ -77,6 +78,7 @@ class Job:
         added = {f"MLFLASHPOINT_{name}": str(value) for name, value in settings.items()}
         if agent is not None:
             added["MLFLASHPOINT_ENABLED"] = agent
+        added |= {name: str(value) for name, value in variables.items()}
         added["RECORD"] = str(record)
         argv = [str(argument) for argument in (stop_after, *recipe, *arguments)]
         ended = self._torchrun(argv, added, agent) if by == TORCHRUN else self._fork(argv, added, agent)
@@ -218,6 +220,15 @@ def test_a_job_that_saves_nowhere_resumes_too(job: Job, straight: Callable[..., 
     second.goes_on_like(straight())
 
 
+def test_what_sigterm_drains_serves_when_all_memory_is_lost(job: Job, straight: Callable[..., Start]) -> None:
+    drain = {"MLFLASHPOINT_DRAIN_DIR": job.folder / "drain"}
+    job.start(stop_after=4, DIE_BY="SIGTERM", **drain)
+    shutil.rmtree(job.memory)
+    second = job.start(**drain)
+    assert second.began == {4}
+    second.goes_on_like(straight())
+
+
 def test_a_newer_durable_checkpoint_wins_and_serves_when_memory_is_lost(
     job: Job, straight: Callable[..., Start]
 ) -> None:
@@ -228,6 +239,18 @@ def test_a_newer_durable_checkpoint_wins_and_serves_when_memory_is_lost(
     third = job.start(*folders(job, 4), every=100)
     assert third.began == {4}
     third.goes_on_like(straight())
+
+
+def test_asynchronous_durable_saves_and_memory_saves_live_together(job: Job, straight: Callable[..., Start]) -> None:
+    both = (*folders(job, 3), "--async-save", "--use-persistent-ckpt-worker")
+    job.start(*both, stop_after=4)
+    assert "refusing to serialize" not in job.log
+    # The third step's is durable, and the second and the fourth are in memory.
+    assert [f"scheduled an async checkpoint save at iteration {step:7d}" in job.log for step in (2, 3, 4)] == [True] * 3
+    second = job.start(*both)
+    assert second.began == {4}
+    second.goes_on_like(straight())
+    assert (job.durable / "latest_checkpointed_iteration.txt").read_text() == "6"
 
 
 def test_a_layout_that_does_not_fit_is_named_and_not_used(job: Job) -> None:

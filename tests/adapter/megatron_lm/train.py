@@ -122,6 +122,8 @@ class Notes:
         """Look from outside: around the loop's functions that begin training and end a step."""
         import importlib
 
+        import torch
+
         training = importlib.import_module("megatron.training.training")
         train, decide = training.train, training.checkpoint_and_decide_exit
         data = training.build_train_valid_test_data_iterators
@@ -144,8 +146,10 @@ class Notes:
             leaves = decide(model, optimizer, scheduler, iteration, *args, **kwargs)
             if iteration == self.stop_after:
                 self.write("stopping", step=iteration)
+                # No rank dies of another's end while it is still saving.
+                torch.distributed.barrier()
                 time.sleep(float(os.environ.get("DIE_AFTER_S", "1")))
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), signal.Signals[os.environ.get("DIE_BY", "SIGKILL")])
             return leaves
 
         training.train, training.checkpoint_and_decide_exit = noted_train, noted_decide

@@ -58,8 +58,8 @@ class Custody:
             every: each so-manieth is durable, 1 for all.
 
         Returns:
-            plain data: ``alone`` to save to memory only, ``token`` of the version, and ``flush``, the folders by token
-            that are to be made durable before.
+            plain data: ``alone`` to save to memory only, ``token`` of the version, ``flush``, the folders by token that
+            are to be made durable before, and ``turned``, why every save is durable, empty if it is not so.
         """
         self.settle()
         flush: dict[str, list[str]] = {}
@@ -77,7 +77,7 @@ class Custody:
                 alone = ready and self._since + 1 < every
         if not alone and self._durable is not None and marker.identity(path) is not None:
             protection.part(path, self._durable)
-        return {"alone": alone, "token": uuid.uuid4().hex, "flush": flush}
+        return {"alone": alone, "token": uuid.uuid4().hex, "flush": flush, "turned": self._journal.turned}
 
     def show(self, path: Path, number: int, token: str) -> None:
         """The save is in memory, on all ranks: give it a folder that protects the last durable one; raises OSError."""

@@ -1,7 +1,8 @@
-"""Which durable checkpoint each version in memory was saved beside: kept in memory, on the node of rank 0.
+"""What a stream has to know over restarts, kept in memory: nothing is written to a durable folder for it.
 
-Nothing is written to a durable folder for it. Without the journal (rank 0 is on another node now) a durable checkpoint
-counts as one that somebody else has written, and is loaded from disk.
+Which durable checkpoint each version in memory was saved beside, on the node of rank 0. Without that (rank 0 is on
+another node now) a durable checkpoint counts as one that somebody else has written, and is loaded from disk. And on
+every node why all saves are durable, if they are.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class Journal:
         self._write(dict([*known.items(), (identity, token)][-_KEPT:]))
 
     def turn(self, reason: str) -> None:
-        """From now on every save of the stream is durable, over restarts too."""
+        """From now on every save of the stream is durable, over restarts too: on each rank, for a node may be lost."""
+        if self.turned:
+            return
         self.turned = reason
         try:
             self._write(_tokens(self._path))

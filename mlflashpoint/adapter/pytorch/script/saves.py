@@ -77,6 +77,8 @@ def save(original: Original, args: tuple[Any, ...], kwargs: Mapping[str, Any], *
     decision = outcome.answer
     if decision is None:
         return _durably(original, stream, asked.path, state, kwargs, is_async, "")
+    if decision["turned"]:
+        stream.journal.turn(decision["turned"])
     flush(stream, decision["flush"])
     if decision["alone"]:
         metadata = _to_memory_alone(stream, asked, state, decision["token"])

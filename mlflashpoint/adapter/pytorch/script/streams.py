@@ -16,6 +16,8 @@ log = logging.getLogger("mlflashpoint.adapter")
 _MOST = 4
 #: to connect the ranks, within one deadline
 _TRIES = 2
+#: begins what a rank says that knows why every save is durable
+_TURNED = "every save is durable: "
 
 _streams: dict[str, Stream | None] = {}
 
@@ -51,6 +53,8 @@ def stream_of(group: str, what: object, alone: bool) -> Stream | None:
         if stream is not None:
             stream.store.close()
         stream = None
+    if stream is not None:
+        _remember(stream)
     _streams[group] = stream
     return stream
 
@@ -74,6 +78,13 @@ def forget_streams() -> None:
     for stream in open_streams():
         stream.store.close()
     _streams.clear()
+
+
+def _remember(stream: Stream) -> None:
+    """What earlier starts have found out is known to all if one rank's memory has it; collective."""
+    outcome = hold(trouble=_TURNED + stream.journal.turned if stream.journal.turned else "")
+    if outcome.trouble.startswith(_TURNED):
+        stream.journal.turn(outcome.trouble.removeprefix(_TURNED))
 
 
 def _connected(stream: Stream | None) -> bool:

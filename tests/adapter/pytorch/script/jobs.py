@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).parent / "train.py"
 #: seconds after which torchrun sees that a rank has died
 GRACE_S = 0.1
 #: settings that are read at each call; every other one a process reads as it starts
-READ_AT_EACH_CALL = {"DCP_MODE", "DCP_DURABLE_EVERY_N_SAVES"}
+READ_AT_EACH_CALL = {"DCP_MODE", "DCP_DURABLE_EVERY_N_SAVES", "DRAIN_DIR"}
 
 
 def environment(*, agent, **settings):

@@ -54,6 +54,17 @@ def test_what_a_script_renames_alternates_ranks_by_score_or_saves_in_families_is
     assert one.log.count("every save is durable from now on") == 4
 
 
+def test_that_every_save_is_durable_by_now_is_known_though_the_memory_of_rank_0_is_lost(job):
+    one = job()
+    one.start("--habit", "scored", script=HABITS, fails=True)
+    assert one.log.count("every save is durable from now on") == 1
+    (journal,) = one.memory.glob("dcp-*/seat-0/script/journal.json")
+    journal.unlink()
+    one.start("--habit", "scored", script=HABITS, fails=True)
+    assert steps(one.checkpoints) == {1, 6}
+    assert [on_disk(one.checkpoints / f"step-{step}") for step in (1, 6)] == [1, 6]
+
+
 def test_a_renamed_checkpoint_is_loaded_from_memory_and_another_run_leaves_both_runs_whole(job):
     one = job(ranks=1)
     one.start("--habit", "plain", script=HABITS, fails=True)

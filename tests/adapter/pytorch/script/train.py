@@ -1,6 +1,7 @@
 """A user's training script in plain PyTorch; it knows nothing of mlflashpoint.
 
-It takes the newest folder below ``--folder``, saves every ``--every`` steps, and can be told to die like a node does.
+It takes the newest folder below ``--folder``, saves every ``--every`` steps, and can be told to die, as a node does or
+as a scheduler does it.
 """
 
 import argparse
@@ -30,6 +31,7 @@ def options():
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--die-after", type=int, default=0)
+    parser.add_argument("--die-by", choices=("SIGKILL", "SIGTERM"), default="SIGKILL")
     parser.add_argument("--save", choices=("sync", "thread", "process"), default="sync")
     parser.add_argument("--keep", type=int, default=0, help="newest folders kept")
     parser.add_argument("--one-name", action="store_true", help="save under one name")
@@ -174,7 +176,7 @@ def main():
             time.sleep(1)
             if dist.is_initialized():
                 dist.barrier()
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.Signals[arguments.die_by])
     if pending is not None:
         pending.result()
     write(arguments, rank, report)
