@@ -64,6 +64,15 @@ class FlashpointError(Exception):
         return _rebuild, (type(self), self.message, dict(self.__dict__))
 
 
+def in_words(error: BaseException) -> str:
+    """Kind and text of any exception, also of one that can't tell its text."""
+    kind = type(error).__name__
+    try:
+        return f"{kind}: {error}"
+    except Exception as broken:
+        return f"{kind}, which has no text: its __str__ raised {type(broken).__name__}"
+
+
 def _short(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
 

@@ -15,7 +15,7 @@ from mlflashpoint.core.planner import Wish
 from mlflashpoint.core.record import ShardCopy
 from mlflashpoint.core.recovery import Decision, Recovery, recover, sources_of
 from mlflashpoint.core.session import Session
-from mlflashpoint.errors import DeadlineExceededError, FlashpointError
+from mlflashpoint.errors import DeadlineExceededError, FlashpointError, in_words
 
 log = logging.getLogger("mlflashpoint.core")
 
@@ -101,4 +101,4 @@ class Conversation:
         except FlashpointError:
             raise
         except Exception as error:
-            raise FlashpointError(f"{what} failed: {type(error).__name__}: {error}") from error
+            raise FlashpointError(f"{what} failed: {in_words(error)}") from error

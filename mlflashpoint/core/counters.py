@@ -8,7 +8,7 @@ import logging
 import threading
 from typing import Any
 
-from mlflashpoint.errors import FlashpointError
+from mlflashpoint.errors import FlashpointError, in_words
 
 log = logging.getLogger("mlflashpoint.core")
 
@@ -22,9 +22,7 @@ def as_flashpoint(error: BaseException, *, rank: int, step: int) -> FlashpointEr
         named.rank = rank if error.rank is None else error.rank
         named.step = step if error.step is None else error.step
         return named
-    wrapped = FlashpointError(
-        f"{type(error).__name__}: {error}", rank=rank, step=step, remedy="training goes on; please report this"
-    )
+    wrapped = FlashpointError(in_words(error), rank=rank, step=step, remedy="training goes on; please report this")
     wrapped.__cause__ = error
     return wrapped
 

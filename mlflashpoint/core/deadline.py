@@ -40,14 +40,29 @@ class Deadline:
         return self.remaining_s == 0.0
 
 
-def bounded(action: Callable[[], T], seconds: float, what: str) -> T:
+def bounded(
+    action: Callable[[], T],
+    seconds: float,
+    what: str,
+    *,
+    meanwhile: Callable[[], object] | None = None,
+    every_s: float = 0.01,
+) -> T:
     """Run ``action`` in another thread and wait ``seconds`` at most; what it raises is raised here.
 
     A socket call of the job's store can't be told a deadline. When the time is up the thread is left behind, as a
     daemon that keeps nobody alive, and the caller goes on.
 
+    Args:
+        action: what may take long.
+        seconds: longest wait for it.
+        what: says what it was doing.
+        meanwhile: called here every ``every_s`` seconds; an action that is accompanied so knows a deadline of its own,
+            and runs here where the interpreter, which ends, starts no thread any more.
+        every_s: pause between two calls of ``meanwhile``.
+
     Raises:
-        DeadlineExceededError: ``action`` has not come back; ``what`` says what it was doing.
+        DeadlineExceededError: ``action`` has not come back.
     """
     outcome: list[tuple[T | None, BaseException | None]] = []
     ended = threading.Event()
@@ -58,9 +73,17 @@ def bounded(action: Callable[[], T], seconds: float, what: str) -> T:
         except BaseException as error:
             outcome.append((None, error))
 
-    runner = _runner()
+    try:
+        runner = _runner()
+    except RuntimeError:
+        if meanwhile is None:
+            raise
+        return action()
+    deadline = Deadline(seconds)
     runner.run(run, ended)
-    if ended.wait(seconds):
+    while meanwhile is not None and not deadline.passed and not ended.wait(min(every_s, deadline.remaining_s)):
+        meanwhile()
+    if ended.wait(deadline.remaining_s):
         runner.gone()
     if not outcome:
         raise DeadlineExceededError(

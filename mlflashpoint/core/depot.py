@@ -18,7 +18,14 @@ from mlflashpoint.core.reader import ShardReader
 from mlflashpoint.core.record import DRAIN_NODE, ShardCopy
 from mlflashpoint.core.seat import live_owner
 from mlflashpoint.core.session import Session
-from mlflashpoint.errors import FlashpointError, NoVersionError, PeerError, ShardCorruptError, ShardFormatError
+from mlflashpoint.errors import (
+    FlashpointError,
+    NoVersionError,
+    PeerError,
+    ShardCorruptError,
+    ShardFormatError,
+    in_words,
+)
 
 log = logging.getLogger("mlflashpoint.core")
 
@@ -116,7 +123,7 @@ class Depot:
         except FlashpointError as error:
             return str(error)
         except (OSError, MemoryError) as error:
-            return f"{type(error).__name__}: {error}"
+            return in_words(error)
         self._open[copy.node, copy.slot] = reader
         return None
 

@@ -23,7 +23,7 @@ from mlflashpoint.core.paths import in_state, next_place, tensor_names, unique, 
 from mlflashpoint.core.plain import PLAIN_TYPES, encode_plain, key_kinds
 from mlflashpoint.core.skeleton import KEYED, Entry, Named, Skeleton, Value
 from mlflashpoint.core.standard_leaves import LONG, chosen_leaf
-from mlflashpoint.errors import FlashpointError, StateTypeError
+from mlflashpoint.errors import FlashpointError, StateTypeError, in_words
 
 MAX_DEPTH = 1_000
 MAX_TOKENS = 50_000_000
@@ -106,7 +106,7 @@ class _Walk:
         except Exception as error:
             # Above all: a dictionary that another thread changes while we go through it.
             place = next_place(self.tokens, self.keys)
-            raise StateTypeError(f"{place}: it can't be read: {type(error).__name__}: {error}") from error
+            raise StateTypeError(f"{place}: it can't be read: {in_words(error)}") from error
         try:
             return self._flat(like)
         except RuntimeError as error:
@@ -298,4 +298,4 @@ def _encoded(leaf: Leaf, item: Any) -> Any:
     except StateTypeError:
         raise
     except Exception as error:
-        raise StateTypeError(f"leaf {leaf.name!r} can't encode its object: {type(error).__name__}: {error}") from error
+        raise StateTypeError(f"leaf {leaf.name!r} can't encode its object: {in_words(error)}") from error

@@ -22,6 +22,7 @@ class Opening:
     Attributes:
         epoch: rollbacks within the process before it.
         after: step of the save before it, -1 for none since the rollback.
+        before: step of the save behind it, None until that has begun on this rank.
         ready: whether this rank has said that it has a slot for it.
         bound: whether others may have heard that nothing of this rank stands against it.
         given_up: why this rank waits no longer, None while it would.
@@ -30,6 +31,7 @@ class Opening:
 
     epoch: int
     after: int
+    before: int | None = None
     ready: bool = False
     bound: bool = False
     given_up: str | None = None
@@ -37,7 +39,9 @@ class Opening:
 
 
 class Gate:
-    """One rank's view; ``next``, ``verdict`` and ``give_up`` are for the training thread, the rest for the background.
+    """One rank's view; ``next``, ``enter``, ``verdict`` and ``give_up`` are for the training thread.
+
+    The rest is for the background, and so is ``give_up``.
 
     Args:
         world_size: ranks that save together; one alone has nothing to agree on.
@@ -66,12 +70,28 @@ class Gate:
         self._opening = Opening(epoch, after) if self._world_size > 1 else None
         return self._opening
 
+    @property
+    def opening(self) -> Opening | None:
+        """That of the next save, None if there is nothing to decide."""
+        return self._opening
+
+    def enter(self, step: int) -> Opening | None:
+        """The save of ``step`` is the next one; returns its opening, None if there is nothing to decide."""
+        opening = self._opening
+        if opening is not None:
+            opening.before = step
+        return opening
+
     def verdict(self) -> bool | None:
         """Whether all ranks stage the next save, or none does; None while that is not known."""
         opening = self._opening
         if opening is None:
             return True
-        return None if opening.decision is None else opening.decision.yes
+        decision = opening.decision
+        if decision is None or decision.yes:
+            return None if decision is None else True
+        # If this rank never began the save that the others skipped, theirs has another gate, which it can't know of.
+        return opening.before is not None and 0 <= decision.before < opening.before
 
     @property
     def reason(self) -> str:
@@ -79,18 +99,24 @@ class Gate:
         opening = self._opening
         return "" if opening is None or opening.decision is None else opening.decision.reason
 
-    def give_up(self, why: str) -> bool:
-        """Wait no longer; returns whether that alone keeps every other rank from staging the save."""
-        opening = self._opening
+    def give_up(self, why: str, opening: Opening | None) -> bool:
+        """Wait no longer; returns whether that alone keeps every other rank from staging the save behind it."""
         if opening is None:
             return True
         with self._lock:
             opening.given_up = opening.given_up or why
-            return not opening.bound
+            return not opening.bound and opening.decision is None
 
     def before_commit(self, opening: Opening | None) -> None:
         """To be called before this rank tells that the save before ``opening`` is done, which may open it."""
         if opening is not None and not self._bind(opening):
+            self.look(opening)
+
+    def before_fail(self, opening: Opening | None) -> None:
+        """To be called before this rank tells that it has no shard of the save behind ``opening``: why it waited no
+        longer is what the others are to be told.
+        """
+        if opening is not None and opening.given_up is not None:
             self.look(opening)
 
     @property
@@ -99,32 +125,28 @@ class Gate:
         opening = self._opening
         return opening is not None and opening.decision is None and opening.bound
 
-    def look(self, opening: Opening | None = None, *, before: int | None = None) -> None:
-        """Say what is to be said, and see what is decided.
-
-        Args:
-            opening: None for that of the next save.
-            before: step of the save that the training thread waits with, None if it does not wait.
+    def look(self, opening: Opening | None) -> None:
+        """Say what is to be said at ``opening``, and see what is decided there.
 
         Raises:
             PeerError: the store can't be reached. What was to be said then is not said again: it would count twice.
         """
-        opening = opening or self._opening
         ledger = None if opening is None or opening.decision is not None else self._ledger(opening.epoch)
         if opening is None or ledger is None:
             return
         if opening.given_up is not None:
-            self._know(opening, ledger.shut(opening.after, opening.given_up))
+            before = -1 if opening.before is None else opening.before
+            self._know(opening, ledger.shut(opening.after, opening.given_up, before=before))
             return
         able = not opening.ready and self._free()
-        if not (able or opening.ready or before is not None):
+        if not (able or opening.ready or opening.before is not None):
             return
         decision = ledger.opening(opening.after)
         if decision is None and able and self._bind(opening):
             opening.ready = True
             decision = ledger.ready(opening.after)
-        if decision is None and before is not None:
-            decision = ledger.missed(opening.after, by=before)
+        if decision is None and opening.ready and opening.before is not None:
+            decision = ledger.missed(opening.after, by=opening.before)
         self._know(opening, decision)
 
     def _bind(self, opening: Opening) -> bool:
@@ -134,5 +156,6 @@ class Gate:
 
     def _know(self, opening: Opening, decision: Decision | None) -> None:
         if decision is not None:
-            opening.decision = decision
+            with self._lock:
+                opening.decision = decision
             self._decided()

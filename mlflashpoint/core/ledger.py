@@ -6,8 +6,8 @@ would then overwrite different versions. With a verdict the first one to arrive 
 treats the version as open and overwrites nothing.
 
 Keys, per step: ``attempts``, ``commits`` and ``ready`` (counters of ranks), ``verdict``, and ``next``: whether the save
-behind it is staged. A rank's background thread works one save after the other, so once every rank has begun a later
-save, an open version can never become complete any more.
+behind it is staged. Step -1 stands for none yet. A rank's background thread works one save after the other, so once
+every rank has begun a later save, an open version can never become complete any more.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from mlflashpoint.errors import PeerError
 #: how many saves back the keys of a settled step are kept
 _HISTORY = 32
 _MAX_REASON = 300
+#: stands for the save before the first one
+_NO_STEP = -1
+_KEYS = ("attempts", "commits", "verdict", "ready", "next")
 
 
 @dataclass(frozen=True)
@@ -35,10 +38,15 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether the save behind a version is staged, on all ranks: ``yes``, or not for ``reason``."""
+    """Whether the save behind a version is staged, on all ranks: ``yes``, or not for ``reason``.
+
+    Attributes:
+        before: step of that save; -1 with a yes, which may come before anybody knows it.
+    """
 
     yes: bool
     reason: str = ""
+    before: int = -1
 
 
 class Ledger:
@@ -57,14 +65,14 @@ class Ledger:
         self._rank = rank
         self._world_size = world_size
         self._verdicts: dict[int, Verdict] = {}
-        self._history: deque[int] = deque()
+        #: steps whose keys are not deleted yet
+        self._history: deque[int] = deque([_NO_STEP])
 
     def attempt(self, step: int) -> None:
         """Tell that this rank begins the save of ``step``, or will not take part in it."""
         self._history.append(step)
         self._channel.add(f"{step}/attempts")
-        if self._rank == 0:
-            self._forget_old()
+        self._forget_old()
 
     def commit(self, step: int) -> Verdict | None:
         """Tell, once per step, that this rank's shard is committed and replicated; returns the verdict if settled."""
@@ -91,7 +99,11 @@ class Ledger:
 
     def overtaken(self, step: int, by: int) -> bool:
         """Whether every rank began the save of ``by``, a later one: ``step``, if open, can't become complete."""
-        return by > step and self._channel.add(f"{by}/attempts", 0) >= self._world_size
+        return by > step and self.begun(by)
+
+    def begun(self, step: int) -> bool:
+        """Whether every rank began the save of ``step``, so that it has told of all its saves before that."""
+        return self._channel.add(f"{step}/attempts", 0) >= self._world_size
 
     def ready(self, step: int) -> Decision | None:
         """Tell, once per step, that this rank has a slot for the save behind ``step``; returns the decision if made."""
@@ -102,43 +114,58 @@ class Ledger:
     def missed(self, step: int, by: int) -> Decision | None:
         """The decision if every rank that began ``step`` has a slot, and all have begun ``by``, the save behind it.
 
-        Whoever has not begun ``step`` by then never will, and would never say that it is ready.
+        Whoever has not begun ``step`` by then never will, and would never say that it is ready. Where no save came
+        before, there is none to have begun, and every rank's word is waited for.
         """
-        if not self.overtaken(step, by):
+        if step == _NO_STEP or not self.overtaken(step, by):
             return None
         ready, begun = (self._channel.add(f"{step}/{key}", 0) for key in ("ready", "attempts"))
         return self._decide(step, Decision(yes=True)) if ready >= begun else None
 
-    def shut(self, step: int, reason: str) -> Decision:
-        """Propose that no rank stages the save behind ``step``; returns the decision that holds."""
-        return self._decide(step, Decision(yes=False, reason=f"rank {self._rank}: {reason}"[:_MAX_REASON]))
+    def shut(self, step: int, reason: str, before: int) -> Decision:
+        """Propose that no rank stages the save of ``before``, behind ``step``; returns the decision that holds."""
+        return self._decide(step, Decision(False, f"rank {self._rank}: {reason}"[:_MAX_REASON], before))
 
     def opening(self, step: int) -> Decision | None:
         """What is decided about the save behind ``step``, None for nothing yet."""
         raw = self._channel.read(f"{step}/next")
-        return None if raw is None else Decision(*_pair(step, raw))
+        return None if raw is None else _decision(step, raw)
 
     def _decide(self, step: int, proposal: Decision) -> Decision:
-        return Decision(*_pair(step, self._channel.decide(f"{step}/next", [proposal.yes, proposal.reason])))
+        raw = self._channel.decide(f"{step}/next", [proposal.yes, proposal.reason, proposal.before])
+        return _decision(step, raw)
 
     def _settle(self, step: int, proposal: Verdict) -> Verdict:
         raw = self._channel.decide(f"{step}/verdict", [proposal.complete, proposal.reason])
         return self._verdicts.setdefault(step, _from_json(step, raw))
 
+    def end(self) -> None:
+        """Delete all keys: nobody asks for these versions any more."""
+        while self._history:
+            self._delete(self._history.popleft())
+
     def _forget_old(self) -> None:
-        """Delete the keys of old settled steps, but never the verdict of the newest complete one.
+        """Forget old steps, with their keys, but never the newest complete one, nor one that may become so.
 
         A rank that could not reach the store for long reads a deleted verdict as open. That is harmless for a failed
         version and for one that a newer complete one has superseded, and fatal for the newest complete one.
         """
-        newest = max((step for step, verdict in self._verdicts.items() if verdict.complete), default=-1)
-        for _ in range(len(self._history) - _HISTORY):
-            step = self._history.popleft()
+        newest = max((step for step, verdict in self._verdicts.items() if verdict.complete), default=_NO_STEP)
+        old = [self._history.popleft() for _ in range(len(self._history) - _HISTORY)]
+        kept = []
+        for step in old:
             verdict = self._verdicts.get(step)
-            if verdict is None or (verdict.complete and step >= newest):
-                continue
-            self._channel.delete(*(f"{step}/{key}" for key in ("attempts", "commits", "verdict", "ready", "next")))
-            del self._verdicts[step]
+            if step == _NO_STEP or step < newest or (verdict is not None and not verdict.complete):
+                self._delete(step)
+            else:
+                kept.append(step)
+        self._history.extendleft(reversed(kept))
+
+    def _delete(self, step: int) -> None:
+        self._verdicts.pop(step, None)
+        # The others keep the same steps in mind; one of them is enough to tell the store.
+        if self._rank == 0:
+            self._channel.delete(*(f"{step}/{key}" for key in _KEYS))
 
 
 def agree(channel: Channel, ok: bool, *, rank: int, world_size: int, deadline: Deadline) -> tuple[bool, str]:
@@ -166,6 +193,12 @@ def agree(channel: Channel, ok: bool, *, rank: int, world_size: int, deadline: D
 
 def _from_json(step: int, raw: object) -> Verdict:
     return Verdict(*_pair(step, raw))
+
+
+def _decision(step: int, raw: object) -> Decision:
+    if not isinstance(raw, list) or [type(item) for item in raw] != [bool, str, int]:
+        raise PeerError("a decision in the job's store is malformed", step=step if step >= 0 else None)
+    return Decision(*raw)
 
 
 def _pair(step: int, raw: object) -> tuple[bool, str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mlflashpoint.core.arena import Slot
 from mlflashpoint.core.counters import Counters, as_flashpoint, log_record
-from mlflashpoint.core.deadline import Deadline
+from mlflashpoint.core.deadline import Deadline, bounded
 from mlflashpoint.core.exchange import Exchange
 from mlflashpoint.core.pool import SlotPool
 from mlflashpoint.core.record import ShardRecord
@@ -28,8 +28,10 @@ log = logging.getLogger("mlflashpoint.core")
 
 #: how long a rank that ends waits for the others while none of them sends anything
 _QUIET_S = 5.0
-#: shortest time between two looks at the job's store while digests are computed
-_LOOK_S = 0.005
+#: shortest time between two glances at the training thread while something else is waited for
+_GLANCE_S = 0.005
+#: beyond the deadline that the late attributes have themselves
+_SLACK_S = 5.0
 
 
 class Pipeline:
@@ -61,7 +63,6 @@ class Pipeline:
         self._worker = Worker(f"mlflashpoint-{session.group}", self._watch)
         self._slots = Slots(session, self._pool, self.standing, self._worker, exchange)
         self._wait = SlotWait(session.config, self._pool, self._settlement, self._worker, exchange)
-        self._looked = 0.0
         #: step -> its save, while that is not over on this rank
         self._under_way: dict[int, Ticket] = {}
 
@@ -197,7 +198,7 @@ class Pipeline:
             self._settlement.attempt(ticket)
             self._say_ready(ticket)
             if ticket.late_attributes is not None:
-                staged = self._saver.attach(staged, ticket.late_attributes())
+                staged = self._saver.attach(staged, self._late(ticket.late_attributes))
             record = self._saver.commit(
                 staged,
                 job_id=self._session.config.job_id,
@@ -209,7 +210,7 @@ class Pipeline:
                 rank=ranks.rank,
                 world_size=ranks.world_size,
                 topology=ticket.topology,
-                between=self._look_meanwhile,
+                between=self._settlement.glance,
             )
             committed = True
             sends = self._exchange is not None and self._exchange.sends
@@ -261,12 +262,12 @@ class Pipeline:
         except FlashpointError as error:
             self._counters.failure("the other ranks could not be told that a slot is free", error)
 
-    def _look_meanwhile(self) -> None:
-        """Let no save wait for the digests of the one before it, if all ranks have a slot."""
-        now = time.monotonic()
-        if self._settlement.awaited and now >= self._looked + _LOOK_S:
-            self._settlement.watch()
-            self._looked = time.monotonic()
+    def _late(self, attributes: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """What it gives, after whatever wait: no save may have to wait for that, if all ranks have a slot."""
+        longest_s = self._session.config.deadline_s + _SLACK_S
+        return bounded(
+            attributes, longest_s, "what is kept beside the state", meanwhile=self._settlement.glance, every_s=_GLANCE_S
+        )
 
     def _watch(self) -> float | None:
         pause = self._settlement.watch()

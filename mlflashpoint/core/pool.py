@@ -11,6 +11,9 @@ from mlflashpoint.core.plan import VersionKey
 from mlflashpoint.core.record import ShardRecord
 from mlflashpoint.core.rotation import Tenant, Version, choose_slot, may_overwrite
 
+#: complete versions that are remembered, many more than there are slots
+_REMEMBERED = 64
+
 
 class SlotPool:
     """Thread-safe book of slots; decides by ``rotation`` and touches no file."""
@@ -125,7 +128,8 @@ class SlotPool:
         with self._changed:
             # A version that a rollback abandoned after it was looked up stays abandoned.
             if complete and any(tenant.version == version and not tenant.failed for tenant in self._tenants):
-                self._complete.add(version)
+                # What is older than these lies in no slot any more.
+                self._complete = {*sorted(self._complete)[-_REMEMBERED:], version}
                 self._newest = version if self._newest is None else max(self._newest, version)
             elif not complete:
                 self._give_up(lambda held: held == version)

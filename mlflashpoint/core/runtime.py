@@ -12,7 +12,7 @@ from typing import Any
 from mlflashpoint.core import sigterm
 from mlflashpoint.core.channel import Channel, Store
 from mlflashpoint.core.conversation import Conversation
-from mlflashpoint.core.counters import Counters, Stats
+from mlflashpoint.core.counters import Counters, Stats, as_flashpoint
 from mlflashpoint.core.deadline import Deadline
 from mlflashpoint.core.depot import Depot
 from mlflashpoint.core.drain import Drained, drain_of_given_up, drain_rank
@@ -175,8 +175,9 @@ class Runtime:
         try:
             self._check_usable()
             self._saves.failed(step, reason)
-        except FlashpointError as error:
-            self._counters.failure("the other ranks could not be told of a failed save", error)
+        except Exception as error:
+            named = as_flashpoint(error, rank=self.rank, step=step)
+            self._counters.failure("the other ranks could not be told of a failed save", named)
 
     def agree(self, key: str, ok: bool) -> bool:
         """Whether every rank says ``ok``; collective, one answer for all.

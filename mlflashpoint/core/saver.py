@@ -21,10 +21,13 @@ from mlflashpoint.core.files import file_error, replace_file
 from mlflashpoint.core.flatten import Flat, flatten
 from mlflashpoint.core.layout import Layout, view_of
 from mlflashpoint.core.record import ShardRecord
-from mlflashpoint.core.shard import MAX_INDEX_BYTES, digest_of, render_plain
+from mlflashpoint.core.shard import MAX_INDEX_BYTES, digest_of, new_digest, render_plain
 from mlflashpoint.core.slot import Slot
 from mlflashpoint.core.slotfiles import file_of
 from mlflashpoint.errors import StateTypeError, StoreFullError
+
+#: a digest of more is made in pieces: one takes some ten milliseconds
+_PIECE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,7 @@ class ShardSaver:
     ) -> ShardRecord:
         """Make the staged shard complete: digests, index, and last the commit record. The arguments are its fields.
 
-        ``between`` is called between the digests, which take a while.
+        ``between`` is called again and again while the digests are computed, which takes a while.
 
         Raises:
             StoreFullError: there is no room for the index.
@@ -145,8 +148,7 @@ class ShardSaver:
         buffer = slot.buffer
         digests = []
         for entry in staged.layout.entries:
-            digests.append(digest_of(buffer[entry.offset : entry.offset + entry.nbytes]))
-            between()
+            digests.append(_digest(buffer[entry.offset : entry.offset + entry.nbytes], between))
         index = staged.layout.template.render(staged.values, digests, staged.attributes)
         if len(index) > MAX_INDEX_BYTES:
             raise StateTypeError(
@@ -215,6 +217,18 @@ class ShardSaver:
             [view_of(entries[place], memory) for place in schedule.odd],
             [flat.tensors[numbers[place]] for place in schedule.odd],
         )
+
+
+def _digest(data: memoryview, between: Callable[[], None]) -> str:
+    if len(data) <= _PIECE_BYTES:
+        digest = digest_of(data)
+        between()
+        return digest
+    parts = new_digest()
+    for start in range(0, len(data), _PIECE_BYTES):
+        parts.update(data[start : start + _PIECE_BYTES])
+        between()
+    return parts.hexdigest()
 
 
 def _rendered(attributes: Mapping[str, Any]) -> str:

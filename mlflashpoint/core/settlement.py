@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -21,6 +22,15 @@ log = logging.getLogger("mlflashpoint.core")
 
 _LONGEST_PAUSE_S = 5.0
 _WAITING_PAUSE_S = 0.1
+#: so many complete versions later, no slot holds anything of an earlier epoch
+_ENOUGH_COMPLETE = 16
+#: epochs before the present one whose ledgers are kept, however little was saved since
+_KEPT_EPOCHS = 8
+
+
+def shortest_pause(world_size: int) -> float:
+    """Seconds between two looks at the job's store: many ranks ask one, so the more there are the less often each."""
+    return 0.005 + world_size / 20_000
 
 
 class Settlement:
@@ -56,10 +66,18 @@ class Settlement:
         self._counters = counters
         self._pool = pool
         self._ledgers: dict[int, Ledger] = {}
+        self._complete: dict[int, int] = {}
         self._waiting: Ticket | None = None
+        #: what was waiting at the last look, and when the next one is due
+        self._looked: tuple[Ticket | None, float] = (None, 0.0)
         self.gate = Gate(session.ranks.world_size, self._ledger_if_joined, free, pool.notify)
         self._pause = 0.0
         self._last_reason = ""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that save together."""
+        return self._session.ranks.world_size
 
     def start(self, epoch: int) -> Incarnation:
         """The incarnation of a save; joins the other ranks at the first call. Raises FlashpointError."""
@@ -85,6 +103,7 @@ class Settlement:
         self.attempt(ticket)
         try:
             version = Version(self.start(ticket.epoch).number, ticket.step)
+            self.gate.before_fail(ticket.entrance)
             self._settle(version, self._ledger(ticket.epoch).fail(ticket.step, error.message))
         except FlashpointError as unreachable:
             self._counters.failure("the other ranks could not be told of a failed save", unreachable)
@@ -132,23 +151,31 @@ class Settlement:
             self._counters.failure("a commit could not be announced", unreachable)
 
     def await_slot(self, ticket: Ticket) -> None:
-        """From now on the training thread waits for a slot for ``ticket``."""
+        """From now on the training thread waits for a slot for ``ticket``, at its entrance."""
         self._waiting = ticket
-        # What it waits for may be there in a moment: look often at first, however long nothing has come.
-        self._pause = 0.0
 
     def slot_awaited(self) -> None:
         """The training thread waits no longer."""
         self._waiting = None
 
-    @property
-    def awaited(self) -> bool:
-        """Whether the training thread waits for a slot."""
-        return self._waiting is not None
+    def glance(self) -> None:
+        """``watch`` if the training thread waits for a slot and a look is due; for jobs that take long."""
+        waiting, (watched, due) = self._waiting, self._looked
+        if waiting is not None and (waiting is not watched or time.monotonic() >= due):
+            self.watch()
 
     def watch(self) -> float | None:
         """Look for verdicts that are open; returns the pause in seconds before the next look, None for none."""
+        # One that waits anew has another entrance: what is found out here must not be taken for the next save's.
         waiting = self._waiting
+        if waiting is not self._looked[0]:
+            # What it waits for may be there in a moment: look often at first, however long nothing has come.
+            self._pause = 0.0
+        pause = self._look_for(waiting)
+        self._looked = waiting, time.monotonic() + (pause or 0.0)
+        return pause
+
+    def _look_for(self, waiting: Ticket | None) -> float | None:
         try:
             self._tell()
             for version in self._pool.open_versions():
@@ -156,8 +183,8 @@ class Settlement:
             if waiting is not None and waiting.attempted:
                 verdict = self._ledger(waiting.epoch).verdict(waiting.step)
                 if verdict is not None and not verdict.complete:
-                    self.gate.give_up(f"another rank has no shard of step {waiting.step}")
-            self.gate.look(before=None if waiting is None else waiting.step)
+                    self.gate.give_up(f"another rank has no shard of step {waiting.step}", waiting.entrance)
+            self.gate.look(self.gate.opening if waiting is None else waiting.entrance)
             if waiting is None and not self._pool.open_versions() and not self.gate.undecided:
                 self._pause = 0.0
                 return None
@@ -167,8 +194,7 @@ class Settlement:
         except Exception:
             log.exception("looking for verdicts failed")
             self._pause = _LONGEST_PAUSE_S
-        # Many ranks ask one store, so the more there are the less often each does.
-        shortest = 0.005 + self._session.ranks.world_size / 20_000
+        shortest = shortest_pause(self.world_size)
         longest = _LONGEST_PAUSE_S if waiting is None else max(shortest, _WAITING_PAUSE_S)
         self._pause = min(max(self._pause * 2, shortest), longest)
         return self._pause
@@ -177,10 +203,15 @@ class Settlement:
         epoch = version.incarnation - self._session.incarnation(0).number
         ledger = self._ledger(epoch)
         verdict = ledger.verdict(version.step)
-        overtaken = waiting is not None and waiting.epoch == epoch and ledger.overtaken(version.step, by=waiting.step)
-        if verdict is None and overtaken:
+        if verdict is None and waiting is not None and self._overtaken(version.step, epoch, waiting):
             verdict = ledger.fail(version.step, "some rank did not save it")
         self._settle(version, verdict)
+
+    def _overtaken(self, step: int, epoch: int, by: Ticket) -> bool:
+        """Whether every rank has begun the save ``by``, which comes later, maybe after a rollback."""
+        if by.epoch == epoch:
+            return self._ledger(epoch).overtaken(step, by=by.step)
+        return by.epoch > epoch and self._ledger(by.epoch).begun(by.step)
 
     def _settle(self, version: Version, verdict: Verdict | None) -> None:
         if verdict is None:
@@ -190,11 +221,20 @@ class Settlement:
         if verdict.complete:
             self._counters.raise_to("last_complete_step", version.step)
             log.debug("step %d is complete on all ranks", version.step)
+            self._forget_epochs(version.incarnation - self._session.incarnation(0).number)
         else:
             # A rank that can't save says so at every save.
             level = logging.DEBUG if verdict.reason == self._last_reason else logging.INFO
             self._last_reason = verdict.reason
             log.log(level, "the memory version of step %d is incomplete: %s", version.step, verdict.reason)
+
+    def _forget_epochs(self, present: int) -> None:
+        """A version of the epoch ``present`` is complete: give up the ledgers that no rank asks any more."""
+        self._complete[present] = self._complete.get(present, 0) + 1
+        kept = 0 if self._complete[present] >= _ENOUGH_COMPLETE else _KEPT_EPOCHS
+        for epoch in [epoch for epoch in self._ledgers if epoch < present - kept]:
+            self._ledgers.pop(epoch).end()
+            self._complete.pop(epoch, None)
 
     def _ledger_if_joined(self, epoch: int) -> Ledger | None:
         return None if self._session.joined_already is None else self._ledger(epoch)

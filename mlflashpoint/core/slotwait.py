@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlflashpoint.core.exchange import Exchange
 from mlflashpoint.core.pool import SlotPool
-from mlflashpoint.core.settlement import Settlement
+from mlflashpoint.core.settlement import Settlement, shortest_pause
 from mlflashpoint.core.slots import RARER
 from mlflashpoint.core.ticket import Ticket
 from mlflashpoint.core.worker import Worker
@@ -12,9 +12,11 @@ from mlflashpoint.errors import SlotBusyError
 from mlflashpoint.settings import StoreConfig
 
 #: how long the job's store may take to tell what was decided, when a save has been waited for in vain
-ANSWER_S = 2.0
+_ANSWER_S = 2.0
 #: a wait this long is not halved: when the slots are free again, the ranks need a moment to tell each other
 _SHORTEST_S = 0.25
+#: and so many looks at the job's store, which each rank makes the more rarely the more there are
+_LOOKS = 3
 _MOST_HALVINGS = 10
 
 _REACHABLE = f"if its holders can be reached (the log says so if not), {RARER}"
@@ -24,7 +26,7 @@ class SlotWait:
     """For the training thread.
 
     Args:
-        config: says how long to wait; half as long each further time in a row that it was in vain, to a quarter second.
+        config: says how long to wait; half as long each further time in a row that it was in vain, to a moment.
         pool: the slots.
         settlement: whether the other ranks have one too.
         worker: does what waits for the job's store.
@@ -40,6 +42,7 @@ class SlotWait:
         self._worker = worker
         self._exchange = exchange
         self._in_vain = 0
+        self._shortest_s = max(_SHORTEST_S, _LOOKS * shortest_pause(settlement.world_size))
 
     def take(self, ticket: Ticket) -> int:
         """Index of a slot that nothing needs any more, marked busy, once every rank has one.
@@ -48,6 +51,7 @@ class SlotWait:
             SlotBusyError: some rank has none; the others are told, and skip the save as well.
         """
         gate = self._settlement.gate
+        ticket.entrance = gate.enter(ticket.step)
         index = self._pool.take(0, gate.verdict)
         if index is None:
             index = self._wait(ticket)
@@ -66,15 +70,18 @@ class SlotWait:
         self._worker.submit(lambda: self._settlement.attempt(ticket))
         try:
             longest = self._config.busy_wait_s
-            index = self._pool.take(max(longest / 2**self._in_vain, min(longest, _SHORTEST_S)), gate.verdict)
+            index = self._pool.take(self._halved(longest, min(longest, self._shortest_s)), gate.verdict)
             if index is not None or gate.verdict() is False:
                 return index
-            certain = gate.give_up(self._why_not())
+            certain = gate.give_up(self._why_not(), ticket.entrance)
             self._worker.wake()
             # Else the others have heard that this rank is ready, and may go on: it comes after them.
-            return None if certain else self._pool.take(ANSWER_S, gate.verdict)
+            return None if certain else self._pool.take(self._halved(_ANSWER_S, self._shortest_s), gate.verdict)
         finally:
             self._settlement.slot_awaited()
+
+    def _halved(self, longest_s: float, shortest_s: float) -> float:
+        return max(longest_s * 0.5**self._in_vain, shortest_s)
 
     def _why_not(self) -> str:
         if self._pool.available():

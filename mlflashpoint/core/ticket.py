@@ -23,6 +23,7 @@ class Ticket:
         step: training step.
         epoch: rollbacks within the process before it began.
         topology: fingerprint of the parallel layout.
+        entrance: the gate in front of this save, None for none.
         opening: the gate in front of the save behind this one, None for none.
         index: slot that it is staged in, -1 for none yet.
         staged: what was staged, None for nothing yet.
@@ -36,6 +37,7 @@ class Ticket:
     step: int
     epoch: int
     topology: str
+    entrance: Opening | None = None
     opening: Opening | None = None
     index: int = -1
     staged: Staged | None = None

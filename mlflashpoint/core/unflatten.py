@@ -16,7 +16,7 @@ from torch.nn import Parameter
 from mlflashpoint.core.leaves import leaf_named
 from mlflashpoint.core.skeleton import KEYED, TAGS, Entry, Named, Skeleton, Value
 from mlflashpoint.core.standard_leaves import chosen_leaf_named
-from mlflashpoint.errors import FlashpointError, ShardFormatError
+from mlflashpoint.errors import FlashpointError, ShardFormatError, in_words
 
 _LEAF_TOKENS = frozenset((Tensor, Parameter, Value))
 #: tokens behind which comes a number of children
@@ -127,7 +127,7 @@ def _built(frame: _Frame) -> Any:
         raise
     except Exception as error:
         raise ShardFormatError(
-            f"{frame.what} of the skeleton can't be rebuilt: {type(error).__name__}: {error}",
+            f"{frame.what} of the skeleton can't be rebuilt: {in_words(error)}",
             remedy="resume with the release that saved it, or from a durable checkpoint",
         ) from error
 

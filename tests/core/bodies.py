@@ -13,6 +13,7 @@ from mlflashpoint.core import arena, saver
 from mlflashpoint.core.ledger import Ledger
 from mlflashpoint.core.node_versions import _common
 from mlflashpoint.core.plan import VersionKey
+from mlflashpoint.core.slotwait import SlotWait
 from mlflashpoint.errors import FlashpointError
 from tests.core.ranks import state
 
@@ -360,10 +361,10 @@ def two_containers(me, rounds):
     return wrong
 
 
-def save_beside_a_pinned_rank(me, pinned, until, rounds, release_s=None):
+def save_beside_a_pinned_rank(me, pinned, until, rounds, release=False):
     """Rank ``pinned`` has two slots, and its commit of step 2 takes until it has saved ``until``; others have three.
 
-    With ``release_s`` that commit takes so many seconds from the save of step 3 on instead.
+    With ``release`` that commit is over when the other ranks wait with the save of step 3.
     """
     if me.rank == pinned:
         hold, original = threading.Event(), saver.ShardSaver.commit
@@ -379,8 +380,23 @@ def save_beside_a_pinned_rank(me, pinned, until, rounds, release_s=None):
     results = []
     for step in range(1, rounds + 1):
         me.meet(f"step-{step}")
-        if me.rank == pinned and step == 3 and release_s is not None:
-            threading.Timer(release_s, hold.set).start()
+        if step == 3 and release:
+            awaited = threading.Event()
+            original_wait = SlotWait._wait
+
+            def wait(self, ticket, awaited=awaited, original_wait=original_wait):
+                awaited.set()
+                return original_wait(self, ticket)
+
+            SlotWait._wait = wait
+
+            def let_go(awaited=awaited):
+                assert awaited.wait(30)
+                me.meet("all wait")
+                if me.rank == pinned:
+                    hold.set()
+
+            threading.Thread(target=let_go).start()
         results.append(runtime.save(state(step, me.rank), step=step))
         if step == 1:
             settle(runtime, 1)

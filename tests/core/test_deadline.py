@@ -60,3 +60,29 @@ def test_idle_threads_do_not_pile_up(unasked):
     for thread in threads:
         thread.join(10)
     assert [len(idle) <= 2 for idle in deadline._idle.values()] == [True]
+
+
+def test_what_is_to_be_done_meanwhile_is_done_again_and_again():
+    ended, calls = threading.Event(), []
+
+    def meanwhile():
+        calls.append(1)
+        if len(calls) == 3:
+            ended.set()
+
+    assert bounded(lambda: ended.wait(20), 20, "it", meanwhile=meanwhile, every_s=0.001)
+    assert len(calls) >= 3
+
+
+def test_what_is_done_meanwhile_does_not_go_on_beyond_the_time():
+    ended = threading.Event()
+    with pytest.raises(DeadlineExceededError, match="it took longer than"):
+        bounded(lambda: ended.wait(20), 0.05, "it", meanwhile=lambda: None, every_s=0.001)
+    ended.set()
+
+
+def test_an_accompanied_action_runs_here_when_the_interpreter_ends_and_starts_no_thread(monkeypatch):
+    monkeypatch.setattr(deadline, "_runner", lambda: (_ for _ in ()).throw(RuntimeError("can't start new thread")))
+    assert bounded(threading.current_thread, 20, "it", meanwhile=lambda: None) is threading.current_thread()
+    with pytest.raises(RuntimeError):
+        bounded(threading.current_thread, 20, "it")

@@ -67,6 +67,48 @@ def test_the_keys_of_old_versions_go_but_the_newest_complete_verdict_stays(chann
     assert channel.add("1/commits", 0) == 0
 
 
+def test_a_step_whose_outcome_is_not_known_keeps_its_keys_until_a_newer_one_is_complete(channel):
+    one, two = ledgers(channel, 2)
+    one.attempt(1)
+    one.commit(1)
+    for step in range(2, 60):
+        one.attempt(step)
+        one.fail(step, "no")
+    assert two.commit(1).complete
+    assert one.verdict(1).complete
+    for ledger in (one, two):
+        ledger.attempt(60)
+        ledger.commit(60)
+    assert one.verdict(60).complete
+    for step in range(61, 99):
+        one.attempt(step)
+    assert channel.read("1/verdict") is None
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_hundred_saves_are_not_remembered(channel, rank):
+    both = ledgers(channel, 2)
+    for step in range(100):
+        for ledger in both:
+            ledger.attempt(step)
+            ledger.commit(step)
+        both[0].verdict(step)
+    assert len(both[rank]._verdicts) < 40
+    assert len(both[rank]._history) < 40
+
+
+def test_a_ledger_that_ends_leaves_no_key(channel):
+    before = channel.connection.num_keys()
+    one, two = ledgers(channel, 2)
+    for ledger in (one, two):
+        ledger.ready(-1)
+        ledger.attempt(3)
+        ledger.commit(3)
+    for ledger in (one, two):
+        ledger.end()
+    assert channel.connection.num_keys() == before
+
+
 def test_a_long_reason_is_cut(channel):
     (one,) = ledgers(channel, 1)
     assert len(one.fail(1, "x" * 10_000).reason) == 300

@@ -19,13 +19,11 @@ from mlflashpoint.core.incarnation import Incarnation, Lineage
 from mlflashpoint.core.pipeline import Pipeline
 from mlflashpoint.core.plan import plan_recovery
 from mlflashpoint.core.pool import SlotPool
-from mlflashpoint.core.ranks import Ranks
 from mlflashpoint.core.record import ShardCopy, ShardRecord
 from mlflashpoint.core.rotation import Tenant, Version, choose_slot, may_overwrite, slots_needed
 from mlflashpoint.core.saves import Saves
-from mlflashpoint.core.slotwait import ANSWER_S
 from mlflashpoint.errors import PeerError
-from mlflashpoint.settings import StoreConfig
+from tests.core.memberships import Membership
 from tests.core.schedule import Schedule
 
 
@@ -55,6 +53,9 @@ def test_a_version_of_an_earlier_start_is_older_whatever_its_step():
 
 
 # -- the simulation --
+
+#: so short that any other wait is longer
+BUSY_WAIT_S = 1e-9
 
 
 class SimChannel(Channel):
@@ -94,18 +95,19 @@ class SimPool(SlotPool):
 
     def settle(self, version, *, complete):
         super().settle(version, complete=complete)
-        if complete:
-            self.sim.complete.add(version.step)
+        if complete and not self.sim.abandoned(version):
+            self.sim.complete.add(version)
 
     def take(self, wait_s, verdict=lambda: True):
         # In a quiet time the wait outlasts many looks at the verdicts, as busy_wait_s does; else it may be in vain.
-        # The answer of a store that answers is waited for.
-        patience = 1 << 30 if wait_s == ANSWER_S else 60 if self.sim.quiet() else 6
-        for _ in range(1 if wait_s == 0 else patience):
+        patience = 1 if wait_s == 0 else 60 if self.sim.quiet() else 6
+        while patience > 0:
             index = super().take(0, verdict)
             if index is not None or verdict() is False:
                 return index
             self.sim.schedule.point()
+            # The answer of a store that answers is waited for.
+            patience -= not (wait_s > BUSY_WAIT_S and verdict() is None)
         return None
 
 
@@ -156,7 +158,9 @@ class Simulation:
     ``paced``: training keeps the ranks together, and a save is over before the next begins.
     """
 
-    def __init__(self, decisions, *, world, keep, store_faults=0, save_faults=0, replica_faults=None, paced=False):
+    def __init__(
+        self, decisions, *, world, keep, store_faults=0, save_faults=0, replica_faults=None, paced=False, rollbacks=0
+    ):
         self.paced, self.jobs, self.reached = paced, [], {}
         #: once every rank has begun this step nothing fails any more, and everyone takes turns
         self.quiet_from = 1 << 30
@@ -164,14 +168,14 @@ class Simulation:
         # When the drawn decisions are used up, everyone takes turns and nothing fails any more.
         self.decisions = itertools.chain(decisions, itertools.count(256))
         self.world, self.keep = world, keep
-        self.store_faults, self.save_faults = store_faults, save_faults
+        self.store_faults, self.save_faults, self.rollbacks = store_faults, save_faults, rollbacks
         #: None is without replicas
         self.replica_faults = replica_faults
         self.disk = {(rank, slot): None for rank in range(world) for slot in range(slots_needed(keep))}
         self.lineage, self.number, self.ever = Lineage(), 0, False
-        #: steps that some rank of this life knows to be complete, and the one that it began with
+        #: versions that some rank of this life knows to be complete, and the one that it began with
         self.complete = set()
-        #: (life, step) -> rank -> whether it has skipped that save
+        #: (incarnation, step) -> rank -> whether it has skipped that save
         self.skipped = {}
         self.schedule = Schedule()
 
@@ -249,40 +253,53 @@ class Simulation:
         place = {rank: f"n{rank}" for rank in range(self.world)}
         return plan_recovery(self.copies(), self.world, placement=place, lineage=self.lineage)
 
-    def start(self, steps):
+    def start(self, steps, back_after=None):
         found = self.recovery()
-        self.number += 1
+        self.number = self.lineage.newest + 1
         # Now and then the job goes back further than it would have to.
         step = found.step if self.decide() % 4 else min(found.step, max(-1, found.step - 3))
         start = Incarnation(self.number, f"run-{self.number}", 1e9 * self.number, step)
         self.lineage = Lineage.of((*self.lineage.starts, start))
         self.ever = self.recovery().step >= 0
-        self.complete = {self.recovery().step}
+        self.complete = {Version(0, self.recovery().step)}
         store = dist.HashStore()
+        plan = self.planned = self.plan_of(step, steps, back_after)
         for rank in range(self.world):
-            self.spawn_rank(rank, store, start, found.complete, range(step + 1, step + 1 + steps))
+            self.spawn_rank(rank, store, start, found.complete, plan)
         return step
 
-    def spawn_rank(self, rank, store, start, complete, steps):
-        self.reached[rank] = steps[0] - 1
+    def abandoned(self, version):
+        """Whether training has gone back to before that version."""
+        return version.step > min(
+            (start.resumed_from for start in self.lineage.starts if start.number > version.incarnation), default=1 << 30
+        )
+
+    def remember(self, incarnation):
+        """A rank has gone back, as all of them will: that settles which versions count."""
+        if incarnation not in self.lineage.starts:
+            self.lineage = Lineage.of((*self.lineage.starts, incarnation))
+            self.ever = self.recovery().step >= 0
+            self.complete = {version for version in self.complete if not self.abandoned(version)}
+
+    def plan_of(self, first, steps, back_after):
+        """What training does, on all ranks: ``(True, step)`` saves, ``(False, step)`` goes back to that step."""
+        plan, step = [], first
+        for left in reversed(range(steps)):
+            step += 1
+            plan.append((True, step))
+            if step == back_after:
+                plan.append((False, step))
+            if left >= 3 and self.rollbacks and self.decide() < self.rollbacks:
+                step = max(first, step - self.decide() % 3)
+                plan.append((False, step))
+        return plan
+
+    def spawn_rank(self, rank, store, start, complete, plan):
+        self.reached[rank] = -1
         channel = SimChannel(store, "sim", clone=False)
         channel.sim = self
-        session = SimpleNamespace(
-            config=StoreConfig(
-                job_id="j", base_container=Path("/dev/shm/unused"), keep_versions=self.keep, busy_wait_s=1e-9
-            ),
-            ranks=Ranks(rank, self.world, rank),
-            group="default",
-            seat=Path(f"/{rank}"),
-            resumed_from=[None],
-            epoch=0,
-            joined=lambda: None,
-            joined_already=SimpleNamespace(me=SimpleNamespace(leader=False)),
-            incarnation=lambda epoch: start,
-            number=lambda epoch: start.number,
-            channel=lambda: channel,
-            remember=lambda: None,
-        )
+        settings = {"keep_versions": self.keep, "busy_wait_s": BUSY_WAIT_S}
+        session = Membership(channel, start, rank=rank, world=self.world, remembered=self.remember, **settings)
         counters = Counters()
         exchange = None if self.replica_faults is None else SimExchange(self)
         pipeline = Pipeline(session, counters, exchange)
@@ -292,14 +309,24 @@ class Simulation:
         saves.resumed(start.resumed_from)
 
         def train():
-            for step in steps:
+            for number, (saves_it, step) in enumerate(plan):
                 self.schedule.point()
-                while self.paced and (any(self.jobs) or min(self.reached.values()) < step - 1):
+                while self.paced and (any(self.jobs) or min(self.reached.values()) < number - 1):
                     self.schedule.point()
-                self.reached[rank] = step
-                if not self.chance(self.save_faults):
+                self.reached[rank] = number
+                # Where training goes back to, the ranks have found together.
+                while not saves_it and min(self.reached.values()) < number:
+                    self.schedule.point()
+                if not saves_it:
+                    saves.resumed(step)
+                elif self.chance(self.save_faults):
+                    # Where a rank begins nothing at all between two rollbacks, it does not know the second for one.
+                    if number == 0 or not plan[number - 1][0]:
+                        saves.failed(step, OSError("nothing to save"))
+                else:
                     result = saves.save(lambda: None, {}, step, "", {}, False)
-                    self.skipped.setdefault((self.number, step), {})[rank] = result.skipped
+                    save = session.number(session.epoch), step
+                    self.skipped.setdefault(save, {})[rank] = result.skipped
 
         self.schedule.spawn(train)
 
@@ -359,6 +386,8 @@ def lives(sim, decisions_per_life, check):
 
 schedules = st.binary(min_size=60, max_size=900)
 life_lengths = st.lists(st.integers(1, 400), min_size=1, max_size=4)
+#: of 256 steps, how many training goes back after
+back = st.sampled_from([0, 80])
 simulation = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -374,61 +403,72 @@ def no_verdict_is_broken(sim):
     """The claim when calls to the store may be lost: what the ranks hold to be complete stays until a newer one is."""
 
     def check():
-        assert sim.recovery().step >= max(sim.complete, default=-1), f"{sorted(sim.disk.items())} {sim.complete}"
+        known = max((version.step for version in sim.complete), default=-1)
+        assert sim.recovery().step >= known, f"{sorted(sim.disk.items())} {sim.complete}"
 
     return check
 
 
 @simulation
-@given(schedules, life_lengths, st.integers(2, 3), st.integers(1, 3))
-def test_a_complete_version_survives_every_interleaving_and_every_crash(simulated, decisions, lengths, world, keep):
-    sim = simulated(decisions, world=world, keep=keep)
+@given(schedules, life_lengths, st.integers(2, 3), st.integers(1, 3), back)
+def test_a_complete_version_survives_every_interleaving_and_every_crash(
+    simulated, decisions, lengths, world, keep, rollbacks
+):
+    sim = simulated(decisions, world=world, keep=keep, rollbacks=rollbacks)
     lives(sim, lengths, once_complete_always_complete(sim))
 
 
 @simulation
-@given(schedules, life_lengths, st.integers(2, 3), st.integers(1, 3))
-def test_it_survives_failing_saves_too(simulated, decisions, lengths, world, keep):
-    sim = simulated(decisions, world=world, keep=keep, save_faults=20)
+@given(schedules, life_lengths, st.integers(2, 3), st.integers(1, 3), back)
+def test_it_survives_failing_saves_too(simulated, decisions, lengths, world, keep, rollbacks):
+    sim = simulated(decisions, world=world, keep=keep, save_faults=20, rollbacks=rollbacks)
     lives(sim, lengths, once_complete_always_complete(sim))
 
 
 @simulation
-@given(schedules, life_lengths, st.integers(2, 3), st.integers(1, 3))
-def test_a_complete_verdict_holds_when_calls_to_the_store_are_lost(simulated, decisions, lengths, world, keep):
-    sim = simulated(decisions, world=world, keep=keep, store_faults=40, save_faults=10)
+@given(schedules, life_lengths, st.integers(2, 3), st.integers(1, 3), back)
+def test_a_complete_verdict_holds_when_calls_to_the_store_are_lost(
+    simulated, decisions, lengths, world, keep, rollbacks
+):
+    sim = simulated(decisions, world=world, keep=keep, store_faults=40, save_faults=10, rollbacks=rollbacks)
     lives(sim, lengths, no_verdict_is_broken(sim))
 
 
 @simulation
-@given(schedules, life_lengths, st.integers(2, 3), st.integers(1, 3))
-def test_it_survives_replicas_that_come_late_and_in_any_order(simulated, decisions, lengths, world, keep):
-    sim = simulated(decisions, world=world, keep=keep, replica_faults=0)
+@given(schedules, life_lengths, st.integers(2, 3), st.integers(1, 3), back)
+def test_it_survives_replicas_that_come_late_and_in_any_order(simulated, decisions, lengths, world, keep, rollbacks):
+    sim = simulated(decisions, world=world, keep=keep, replica_faults=0, rollbacks=rollbacks)
     lives(sim, lengths, once_complete_always_complete(sim))
 
 
 @simulation
-@given(schedules, life_lengths, st.integers(2, 3), st.integers(1, 3))
-def test_a_complete_verdict_holds_when_replicas_fail(simulated, decisions, lengths, world, keep):
-    sim = simulated(decisions, world=world, keep=keep, store_faults=20, save_faults=10, replica_faults=40)
+@given(schedules, life_lengths, st.integers(2, 3), st.integers(1, 3), back)
+def test_a_complete_verdict_holds_when_replicas_fail(simulated, decisions, lengths, world, keep, rollbacks):
+    sim = simulated(
+        decisions, world=world, keep=keep, store_faults=20, save_faults=10, replica_faults=40, rollbacks=rollbacks
+    )
     lives(sim, lengths, no_verdict_is_broken(sim))
 
 
 @simulation
-@given(schedules, life_lengths, st.integers(2, 3), st.integers(1, 3), st.sampled_from([None, 0, 40]))
-def test_a_save_is_skipped_by_all_ranks_or_by_none(simulated, decisions, lengths, world, keep, replica_faults):
-    sim = simulated(decisions, world=world, keep=keep, replica_faults=replica_faults)
+@given(schedules, life_lengths, st.integers(2, 3), st.integers(1, 3), st.sampled_from([None, 0, 40]), back)
+def test_a_save_is_skipped_by_all_ranks_or_by_none(
+    simulated, decisions, lengths, world, keep, replica_faults, rollbacks
+):
+    sim = simulated(decisions, world=world, keep=keep, replica_faults=replica_faults, rollbacks=rollbacks)
     lives(sim, lengths, none_is_staged_that_another_rank_skipped(sim))
 
 
 @settings(simulation, max_examples=30)
-@given(st.binary(min_size=60, max_size=300), st.integers(2, 3), st.integers(1, 3))
-def test_whatever_failed_before_the_saves_of_a_quiet_time_become_complete(simulated, decisions, world, keep):
-    sim = simulated(decisions, world=world, keep=keep, save_faults=20, paced=True)
+@given(st.binary(min_size=60, max_size=300), st.integers(2, 3), st.integers(1, 3), st.sampled_from([None, 1, 2]))
+def test_whatever_failed_before_the_saves_of_a_quiet_time_become_complete(
+    simulated, decisions, world, keep, back_after
+):
+    sim = simulated(decisions, world=world, keep=keep, save_faults=50, paced=True)
     try:
-        last = sim.start(steps=12) + 12
-        sim.quiet_from = last - 2
+        sim.start(12, back_after)
+        sim.quiet_from = len(sim.planned) - 3
         sim.run(5_000, lambda: None)
-        assert sim.recovery().step == last
+        assert sim.recovery().step == sim.planned[-1][1]
     finally:
         sim.crash()

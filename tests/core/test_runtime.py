@@ -126,6 +126,25 @@ def test_what_is_no_step_is_a_failed_save_and_no_exception(make, step):
     assert isinstance(make().save({}, step=step).error, StepError)
 
 
+class Unspeakable(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+def test_a_reason_that_can_not_be_told_is_a_failed_save_like_any_other(make):
+    store = make()
+    store.save_failed(1, Unspeakable())
+    assert store.stats()["saves_failed"] == 1
+    assert store.save(state(2, 0), step=2).ok
+
+
+def test_what_goes_wrong_while_a_failed_save_is_told_is_raised_to_nobody(make, monkeypatch):
+    store = make()
+    monkeypatch.setattr(store._saves, "failed", lambda *args: (_ for _ in ()).throw(Unspeakable()))
+    store.save_failed(1, ValueError("no"))
+    assert "Unspeakable, which has no text: its __str__ raised ValueError" in store.stats()["last_error"]
+
+
 def test_strict_raises_what_is_otherwise_a_result(make):
     with pytest.raises(StateTypeError):
         make(strict=True).save({"odd": object()}, step=1)

@@ -293,3 +293,17 @@ def test_copies_that_were_begun_are_waited_for_when_another_fails(seat):
             arena.slots[0], Planned(dataclasses.replace(plan.flat, devices=[torch.device("cuda")]), plan.layout)
         )
     assert recorder.log[-1] == "wait" and arena.slots[0].record is None
+
+
+def test_a_large_tensor_is_digested_in_pieces_with_a_moment_for_others_between_them(seat, monkeypatch):
+    monkeypatch.setattr(saver_module, "_PIECE_BYTES", 1000)
+    saver, content = ShardSaver(), {"w": torch.randn(1100), "exact": torch.randn(500), "small": torch.ones(3)}
+    arena = Arena(seat)
+    arena.reserve(1, saver.size_of(content))
+    staged, moments = saver.stage(arena.slots[0], content), []
+    saver.commit(staged, step=1, between=lambda: moments.append(1), **FIELDS)
+    assert len(moments) == 5 + 2 + 1
+    with ShardReader.open(arena.slots[0].path) as reader:
+        digests = {entry.name: entry.digest for entry in reader.index.tensors}
+    for name, tensor in content.items():
+        assert digests[name] == xxhash.xxh3_128_hexdigest(tensor.numpy().tobytes())
