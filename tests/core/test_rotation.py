@@ -95,7 +95,7 @@ class SimPool(SlotPool):
 
     def settle(self, version, *, complete):
         super().settle(version, complete=complete)
-        if complete and not self.sim.abandoned(version):
+        if complete and not self.sim.given_up(version):
             self.sim.complete.add(version)
 
     def take(self, wait_s, verdict=lambda: True):
@@ -268,18 +268,16 @@ class Simulation:
             self.spawn_rank(rank, store, start, found.complete, plan)
         return step
 
-    def abandoned(self, version):
-        """Whether training has gone back to before that version."""
-        return version.step > min(
-            (start.resumed_from for start in self.lineage.starts if start.number > version.incarnation), default=1 << 30
-        )
+    def given_up(self, version):
+        """Whether training has gone back to before that version, or to before one that had superseded it."""
+        return version.incarnation < self.lineage.newest and version.step > self.recovery().step
 
     def remember(self, incarnation):
         """A rank has gone back, as all of them will: that settles which versions count."""
         if incarnation not in self.lineage.starts:
             self.lineage = Lineage.of((*self.lineage.starts, incarnation))
             self.ever = self.recovery().step >= 0
-            self.complete = {version for version in self.complete if not self.abandoned(version)}
+            self.complete = {version for version in self.complete if not self.given_up(version)}
 
     def plan_of(self, first, steps, back_after):
         """What training does, on all ranks: ``(True, step)`` saves, ``(False, step)`` goes back to that step."""
