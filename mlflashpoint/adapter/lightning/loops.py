@@ -64,15 +64,32 @@ def start_next_epoch(trainer: Any) -> None:
         current = loop.epoch_progress.current
         if loop.restarted_mid_epoch and current.ready == current.processed:
             loop.reset_restart_stage()
-    elif _no_batch_left(loop):
-        loop.epoch_loop.val_loop._has_run = True
+            _pass_the_end(loop)
+    elif _no_batch_left(loop.epoch_loop):
+        _pass_the_end(loop)
+        if not loop.epoch_loop._should_check_val_fx(loop._data_fetcher):
+            loop.epoch_loop.val_loop._has_run = True
 
 
-def _no_batch_left(loop: Any) -> bool:
-    batches = loop.epoch_loop
-    if hasattr(batches, "skip_val_on_restart"):  # NeMo's own, which makes up for no validation
-        return False
-    return batches._num_ready_batches_reached() and not batches._should_check_val_fx(loop._data_fetcher)
+def _pass_the_end(loop: Any) -> None:
+    """Let loaders that can be resumed know that the epoch is over.
+
+    What they have stored says that the last batch was given, not that there is none left. Such a loader gives the next
+    epoch, for which the loop does not ask it to begin anew, no batch at all.
+    """
+    loader = loop._combined_loader
+    states = loader._state_dicts()
+    if not states:
+        return
+    if next(loader, None) is not None:
+        # It begins the next epoch by itself.
+        loader._load_state_dicts(states)
+    iter(loop._data_fetcher)
+
+
+def _no_batch_left(batches: Any) -> bool:
+    # NeMo's own loop, which has the attribute, makes up for no validation.
+    return not hasattr(batches, "skip_val_on_restart") and batches._num_ready_batches_reached()
 
 
 def end_epoch(trainer: Any) -> None:

@@ -64,7 +64,9 @@ class NamedCheckpoint:
         step = 0
         try:
             loaded = self._load()
-            step = int((loaded or {}).get("global_step", 0))
+            if not isinstance(loaded, Mapping):
+                raise TypeError(f"it holds a {type(loaded).__qualname__}, which is no checkpoint")
+            step = int(loaded.get("global_step", 0))
             content = loaded
         except (Exception, CheckpointException) as error:  # whatever a format, a file system or a strategy raises
             self._trouble = f"{type(error).__name__}: {error}"

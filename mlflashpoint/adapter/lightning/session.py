@@ -163,9 +163,10 @@ class FitSession:
         self._in_resumed_epoch = self._resumed is not None
         resumed, self._resumed, self.found = self._resumed, None, None
         if resumed is not None:
+            loops.start_next_epoch(trainer)
+            # Last: a loader may have drawn from the generators.
             if resumed.rng is not None:
                 rng.restore(resumed.rng)
-            loops.start_next_epoch(trainer)
         if self.side_files is not None and not self.closed and self.runtime.problem is None:
             self.side_files.begin(None if resumed is None else resumed.step)
 

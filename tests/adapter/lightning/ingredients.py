@@ -44,6 +44,22 @@ class Batches:
         self.position = state["position"]
 
 
+class Passes(Batches):
+    """The same as torchdata's StatefulDataLoader does it: each pass begins anew, but for the first one after a load."""
+
+    loaded = 0
+
+    def __iter__(self):
+        self.position, self.loaded = self.loaded, 0
+        while self.position < len(self):
+            start = self.position * self.batch
+            self.position += 1
+            yield self.data[start : start + self.batch]
+
+    def load_state_dict(self, state: dict) -> None:
+        self.loaded = state["position"]
+
+
 class Model(L.LightningModule):
     schedule = "step"
 

@@ -26,6 +26,7 @@ from ingredients import (
     Foreign,
     L,
     Model,
+    Passes,
     ShardedModel,
     digest,
     make_strategy,
@@ -129,6 +130,7 @@ def parse(argv: list[str]):
     parser.add_argument("--validate-every", type=int, default=0)
     parser.add_argument("--ckpt-path")
     parser.add_argument("--stateless", action="store_true", help="a data loader that can't be resumed")
+    parser.add_argument("--passes", action="store_true", help="a data loader that goes on once, and then begins anew")
     parser.add_argument("--schedule", choices=("step", "epoch", "plateau"), default="step")
     parser.add_argument("--width", type=int, default=WIDTH)
     parser.add_argument("--kill-at", type=int)
@@ -235,7 +237,9 @@ def main(argv: list[str]) -> None:
             use_library(args, trainer)
         # from 2.6 on Lightning refuses to load what this recipe's callback puts into a file unless told so
         trusting = {"weights_only": False} if "weights_only" in inspect.signature(trainer.fit).parameters else {}
-        loader = torch.utils.data.DataLoader(Batches(rank).data, batch_size=4) if args.stateless else Batches(rank)
+        loader = (Passes if args.passes else Batches)(rank)
+        if args.stateless:
+            loader = torch.utils.data.DataLoader(loader.data, batch_size=4)
         path = args.ckpt_path and args.ckpt_path.replace("{rank}", str(rank))
         trainer.fit(model, loader, Batches(rank), ckpt_path=path, **trusting)
         if args.validate_every:

@@ -87,6 +87,14 @@ def test_a_loader_without_a_position_gives_no_batch_more_after_a_resume_at_the_e
     assert again["started_at"] == 16 and again["step"] == 48
 
 
+@pytest.mark.parametrize("kill_at", [16, 20])
+def test_a_loader_that_has_given_its_last_batch_gives_the_next_epoch_all_of_its_own(job, straight, kill_at):
+    argv = (*EPOCHS, "--passes")
+    assert job.run(*argv, "--kill-at", str(kill_at), save_every_n_steps=16).statuses == [-9]
+    again = job.run(*argv, save_every_n_steps=16).results[0]
+    assert again["started_at"] == 16 and exact(again) == exact(straight(*argv)[0])
+
+
 @pytest.mark.parametrize("schedule", ["epoch", "plateau"])
 def test_a_scheduler_that_counts_epochs_steps_once_in_the_epoch_of_the_resume(job, straight, schedule):
     argv = (*EPOCHS, "--schedule", schedule)

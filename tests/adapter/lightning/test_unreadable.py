@@ -6,6 +6,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.adapter.lightning.support import exact
 
@@ -18,6 +19,11 @@ DDP = ("--strategy", "ddp")
 
 def garbage(path: Path) -> None:
     path.write_bytes(b"no checkpoint")
+
+
+def no_checkpoint(path: Path) -> None:
+    """It can be loaded, and is something else."""
+    torch.save([1, 2], path)
 
 
 def remove(path: Path) -> None:
@@ -37,6 +43,7 @@ def without_tensors(path: Path) -> None:
     ("form", "damage"),
     [
         ("agent", remove),
+        ("agent", no_checkpoint),
         ("agent", without_tensors),
         ("library", garbage),
     ],
