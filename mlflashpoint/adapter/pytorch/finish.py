@@ -122,9 +122,9 @@ _begun: dict[str, int] = {}
 
 
 def attempts_before(version: str) -> int:
-    """How many saves of ``version`` this process has begun before the one that begins now.
+    """How many saves of ``version`` this process has begun to write before the one that it begins to write now.
 
-    Every rank makes the same saves, so all of them count alike. A checkpoint process has a new writer for each save,
+    Every rank writes the same saves, so all of them count alike. A checkpoint process has a new writer for each save,
     and a step that has failed may be saved again after a rollback: what was said of it must not hold for it then.
     """
     count = _begun.pop(version, 0)
@@ -140,7 +140,7 @@ class Save:
 
     Attributes:
         step: training step.
-        attempt: number of saves of that step before it.
+        attempt: number of saves of that step before it, known once it is written.
         outcome: True once it is final, False once it is known not to be, None meanwhile.
         planning: whether the ranks have no plan yet, so that none of them has begun to write.
     """

@@ -16,7 +16,7 @@ from mlflashpoint.adapter.pytorch.finish import Bulletins, Save, attempts_before
 from mlflashpoint.adapter.pytorch.missing import missing_of
 from mlflashpoint.adapter.pytorch.planner import StructureSavePlanner
 from mlflashpoint.adapter.pytorch.resolving import bytes_tensor, resolve_items
-from mlflashpoint.adapter.pytorch.same_step import compared, marked
+from mlflashpoint.adapter.pytorch.same_step import compared, marked, saved_to
 from mlflashpoint.adapter.pytorch.shards import ATTRIBUTE, pieces_of, side_file_key
 from mlflashpoint.adapter.pytorch.stager import ReusedStager
 from mlflashpoint.adapter.pytorch.tables import Sent, Table, Tables
@@ -107,7 +107,7 @@ class MemoryStorageWriter(StorageWriter):
         # Without collectives each rank finishes its save for itself.
         self._is_coordinator = is_coordinator or not use_collectives
         container, step = self._place()
-        self._save = Save(step, attempts_before(str(self.checkpoint_id)))
+        self._save = Save(step)
         if self._is_coordinator:
             self._unfinished.begin(self._save, container)
 
@@ -118,7 +118,7 @@ class MemoryStorageWriter(StorageWriter):
             locate(missing, self.runtime(), save, self.checkpoint_id)
             raise missing
         save.planning = True
-        return marked(plan, save.step, str(self.checkpoint_id))
+        return marked(plan, save.step, str(self.checkpoint_id), str(self._place()[0]))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Raises StepError, which DCP raises on all ranks, if the ranks save different steps."""
@@ -138,8 +138,11 @@ class MemoryStorageWriter(StorageWriter):
 
     def stage_items(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
         """Copy this rank's items into the store; what to tell the coordinator. Raises FlashpointError."""
-        save, runtime = self._begun(), self._usable()
-        stored = False
+        save = self._begun()
+        # The ranks have one plan, so all of them come here.
+        saved_to(str(self._place()[0]))
+        save.attempt = attempts_before(str(self.checkpoint_id))
+        runtime, stored = self._usable(), False
         try:
             names, table, sent = self._tables.describe(plan, runtime.rank, here=self._is_coordinator)
             state = dict(zip(names, resolve_items(plan, planner), strict=True))

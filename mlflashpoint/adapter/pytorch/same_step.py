@@ -1,4 +1,4 @@
-"""Whether all ranks save one step, told with their plans: the coordinator sees them all before anybody writes."""
+"""Whether all ranks save one step to one store, told with their plans; the coordinator sees all before any writes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ _NAMED = 4
 _numbers = itertools.count(1)
 #: the newest mark of each rank that the coordinator has seen
 _seen: dict[int, int] = {}
+#: base container that this process has saved to last; empty for none yet
+_container = ""
 
 
 @dataclass(frozen=True)
@@ -28,18 +30,27 @@ class _Mark:
             earlier save.
         step: training step.
         version: the checkpoint's id.
+        moved: whether it lies in another base container than the last one of this rank. The containers themselves can't
+            be compared, for nodes may have them in different places.
     """
 
     number: int
     step: int
     version: str
+    moved: bool
 
 
-def marked(plan: SavePlan, step: int, version: str) -> SavePlan:
+def marked(plan: SavePlan, step: int, version: str, container: str) -> SavePlan:
     """The plan, marked, unless the planner keeps something of its own in that place."""
     if plan.storage_data is not None and not isinstance(plan.storage_data, _Mark):
         return plan
-    return dataclasses.replace(plan, storage_data=_Mark(next(_numbers), step, version))
+    return dataclasses.replace(plan, storage_data=_Mark(next(_numbers), step, version, container != _container))
+
+
+def saved_to(container: str) -> None:
+    """All ranks were of one mind, and this one writes."""
+    global _container
+    _container = container
 
 
 def compared(plans: Sequence[SavePlan]) -> list[SavePlan]:
@@ -48,7 +59,7 @@ def compared(plans: Sequence[SavePlan]) -> list[SavePlan]:
     A rank whose planner has kept its plan from an earlier save has no mark, and is not asked.
 
     Raises:
-        StepError: the ranks save different steps; names the version of each.
+        StepError: the ranks save different steps, or some of them to another container; names the version of each.
     """
     marks: dict[int, _Mark] = {}
     for rank, plan in enumerate(plans):
@@ -56,7 +67,8 @@ def compared(plans: Sequence[SavePlan]) -> list[SavePlan]:
         if isinstance(mark, _Mark) and mark.number > _seen.get(rank, 0):
             _seen[rank] = mark.number
             marks[rank] = mark
-    if len({mark.step for mark in marks.values()}) < 2:
+    steps = {mark.step for mark in marks.values()}
+    if len({(mark.step, mark.moved) for mark in marks.values()}) < 2:
         return [dataclasses.replace(p, storage_data=None) if isinstance(p.storage_data, _Mark) else p for p in plans]
     of: dict[str, list[int]] = {}
     for rank, mark in marks.items():
@@ -67,6 +79,6 @@ def compared(plans: Sequence[SavePlan]) -> list[SavePlan]:
         for version, ranks in list(of.items())[:_NAMED]
     )
     raise StepError(
-        f"the ranks save different steps ({told})",
+        f"the ranks save different steps ({told})" if len(steps) > 1 else f"some ranks save elsewhere ({told})",
         remedy="nothing was saved; pass the same checkpoint_id on all ranks",
     )

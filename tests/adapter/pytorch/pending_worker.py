@@ -265,6 +265,14 @@ def main(base):
         save(122)
         return {"failed": failed, "newest": [*newest, store.latest().step], "loaded": load(122)}
 
+    @scenario
+    def one_rank_saves_elsewhere():
+        save(130)
+        where = store.version(131) if rank == 0 else f"{base}/elsewhere/step-131_ckpt"
+        wrong = failing(lambda: dcp.save(states[131], checkpoint_id=where, storage_writer=store.writer))
+        save(132)
+        return {"failures": wrong["failures"], "newest": store.latest().step, "loaded": load(132)}
+
     store.close()
     dist.barrier()
     dist.destroy_process_group()

@@ -132,3 +132,10 @@ def test_what_is_registered_or_serialised_by_the_user_comes_back(said, scenario,
 def test_a_step_whose_save_had_failed_is_saved_after_a_rollback_below_it(said):
     for result in said("a_rollback_to_a_step_whose_save_had_failed"):
         assert result == {"failed": ["1"], "newest": [121, 122], "loaded": holds(122)}
+
+
+def test_a_rank_that_saves_to_another_container_than_before_is_told_so_on_all(said, job):
+    for result in said("one_rank_saves_elsewhere"):
+        ((name, text),) = {tuple(error) for error in result["failures"].values()}
+        assert name == "StepError" and f"{job[0]}/elsewhere/step-131_ckpt: rank 1" in text
+        assert (result["newest"], result["loaded"]) == (132, holds(132))
