@@ -25,6 +25,9 @@ _UNSURE_S = 1.0
 _PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 #: tries that a rank has when its time is up
 _LAST_TRIES = 3
+#: a store that has failed for so long is gone, as at the end of a job whose first rank hosts it: on the only connection
+#: that there is, and where others are tried
+_LOST_S, _UNREACHABLE_S = 1.0, 10.0
 #: for another connection at the first try, and at the later ones
 _CONNECT_S, _LONGEST_CONNECT_S = 0.5, 10.0
 #: every so-manieth look is one for whether the meeting is over
@@ -122,6 +125,7 @@ class _Round:
         self._deadline, self._over, self._renew = deadline, over, renew
         self._connect_s = _CONNECT_S
         self._looks = 0
+        self._failing_since: float | None = None
 
     def settled(self) -> Settled | None:
         question, deadline = self._question, self._deadline
@@ -170,10 +174,19 @@ class _Round:
                 # Written behind the outcome of a round that this one may be.
                 found = self._channel.read("outcome")
                 return _OVER if found is None else found
-            return found
         except PeerError:
+            if self._is_gone():
+                raise
             self._connect_again(self._deadline)
             return None
+        self._failing_since = None
+        return found
+
+    def _is_gone(self) -> bool:
+        """Whether the store, which has just failed, has done so for too long."""
+        now = time.monotonic()
+        self._failing_since = now if self._failing_since is None else self._failing_since
+        return now - self._failing_since > (_LOST_S if self._renew is None else _UNREACHABLE_S)
 
     def _differs(self, question: Question) -> Any:
         def look() -> Any:
@@ -212,10 +225,12 @@ class _Round:
         pause, left = _PAUSE_S, _LAST_TRIES
         while True:
             try:
-                return ask()
+                answer = ask()
+                self._failing_since = None
+                return answer
             except PeerError:
                 left -= deadline.passed
-                if left <= 0:
+                if left <= 0 or self._is_gone():
                     raise
             time.sleep(pause if left == _LAST_TRIES else _PAUSE_S)
             pause = min(2 * pause, _LONGEST_PAUSE_S)

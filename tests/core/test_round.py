@@ -3,9 +3,11 @@
 import pytest
 import torch.distributed as dist
 
+from mlflashpoint.core import round as round_module
 from mlflashpoint.core.channel import Channel
 from mlflashpoint.core.deadline import Deadline
 from mlflashpoint.core.round import Question, Settled, settle
+from mlflashpoint.errors import PeerError
 
 
 @pytest.fixture
@@ -38,3 +40,17 @@ def test_what_fails_behind_the_outcome_does_not_come_out(channel, monkeypatch):
     monkeypatch.setattr(Channel, "add", failing)
     found = settle(channel, QUESTION, rank=0, size=1, deadline=Deadline(30), heard=heard.append)
     assert found == Settled(True)
+
+
+@pytest.mark.parametrize("another_connection", [False, True])
+def test_who_waits_when_the_store_has_gone_does_not_wait_for_the_deadline(channel, monkeypatch, another_connection):
+    def gone(self, *args):
+        raise PeerError("the store's host has left")
+
+    monkeypatch.setattr(Channel, "read", gone)
+    monkeypatch.setattr(round_module, "_UNREACHABLE_S", 2.0)
+    deadline = Deadline(300)
+    renew = (lambda: channel) if another_connection else None
+    with pytest.raises(PeerError, match="has left"):
+        settle(channel, QUESTION, rank=1, size=2, deadline=deadline, renew=renew)
+    assert deadline.remaining_s > 200
