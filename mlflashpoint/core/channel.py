@@ -10,7 +10,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
@@ -136,20 +136,14 @@ class Channel:
             with contextlib.suppress(Exception):
                 self._store.delete_key(key)
 
+    def delete_later(self, *keys: str) -> None:
+        """The same in the background: there may be many, and the store may be gone, which the first of them tells."""
+        _delete_later(self._store, keys)
+
     def forget(self) -> None:
-        """Delete what this process has written, as noted, in the background; nobody may want it any more.
-
-        There may be many keys, and the store may be gone: the first that can't be deleted ends it.
-        """
+        """Delete what this process has written, as noted, in the background; nobody may want it any more."""
         written, self._written = self._written, set()
-
-        def delete() -> None:
-            with contextlib.suppress(Exception):
-                while written:
-                    self._base.delete_key(written.pop())  # type: ignore[attr-defined]
-
-        if written:
-            threading.Thread(target=delete, name="mlflashpoint-forget", daemon=True).start()
+        _delete_later(self._base, tuple(written or ()))
 
     def _note(self, *keys: str) -> None:
         if self._written is not None:
@@ -168,6 +162,16 @@ class Channel:
                 f"the job's store did not answer for {self._prefix}/{key}: {reason}",
                 remedy="look whether the process that hosts the job's store (rank 0 or the torchrun agent) is alive",
             ) from error
+
+
+def _delete_later(store: Any, keys: Collection[str]) -> None:
+    def delete() -> None:
+        with contextlib.suppress(Exception):
+            for key in keys:
+                store.delete_key(key)
+
+    if keys:
+        threading.Thread(target=delete, name="mlflashpoint-forget", daemon=True).start()
 
 
 def poll(look: Callable[[], T | None], deadline: Deadline, *, world_size: int) -> T | None:

@@ -12,8 +12,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import secrets
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,7 +93,7 @@ def meet(channel: Channel, *, rank: int, world_size: int, deadline_s: float, abo
     with contextlib.suppress(PeerError):
         talk = channel.under(f"proposal-{joined.proposal}")
         if talk.add("met") == world_size:
-            _in_background(lambda: _forget(talk, world_size))
+            _forget(talk, world_size)
     return joined.start.run
 
 
@@ -140,15 +138,7 @@ def _follow(channel: Channel, me: Member, token: str, world_size: int, deadline:
 def _forget(talk: Channel, world_size: int) -> None:
     """Delete a proposal that nobody reads any more."""
     each = [f"{what}/{rank}" for what in ("rank", "ack", "placement") for rank in range(world_size)]
-    talk.delete(*each, "acks", "about", "called_off", "confirmed", "met")
-
-
-def _in_background(forget: Callable[[], None]) -> None:
-    def run() -> None:
-        with contextlib.suppress(PeerError):
-            forget()
-
-    threading.Thread(target=run, name="mlflashpoint-forget", daemon=True).start()
+    talk.delete_later(*each, "acks", "about", "called_off", "confirmed", "met")
 
 
 class _Host:
@@ -185,8 +175,8 @@ class _Host:
         placements = place(members, self._replicas)
         self._talk.post_many({f"placement/{rank}": part.to_json() for rank, part in placements.items()})
         self._talk.post("confirmed", Lineage((start,)).to_json())
-        if self._superseded:
-            _in_background(self._forget_superseded)
+        for talk in self._superseded:
+            _forget(talk, self._world_size)
         return Joined(start, members[0], members, placements[0], self._name)
 
     def _complete(self) -> bool | None:
@@ -228,10 +218,6 @@ class _Host:
             talk.post_many({"called_off": called_off.to_json(), "about": self._about})
         self._channel.post("proposal", name)
         self._proposed = True
-
-    def _forget_superseded(self) -> None:
-        for talk in self._superseded:
-            _forget(talk, self._world_size)
 
     def _missing(self) -> str:
         self._reread(always=True)
