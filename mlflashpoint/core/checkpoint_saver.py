@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch.distributed as dist
 
+from mlflashpoint.core.node_versions import split_version
 from mlflashpoint.core.ranks import Ranks
 from mlflashpoint.core.runtime import Runtime
+from mlflashpoint.errors import FlashpointError
+from mlflashpoint.settings import BY_NAME
 
-__all__ = ["DefaultMLFlashpointCheckpointSaver", "MLFlashpointCheckpointSaver", "Stores"]
+__all__ = ["DefaultMLFlashpointCheckpointSaver", "MLFlashpointCheckpointSaver", "Stores", "deadline_of"]
 
 
 class Stores(Protocol):
@@ -25,6 +30,15 @@ class Stores(Protocol):
     def gave_up(self) -> bool: ...
 
     def reached(self, base_container: str, step: int, *, resumed: bool = False) -> None: ...
+
+
+def deadline_of(stores: Stores, version: object) -> float:
+    """The deadline, in seconds, of the store that ``version`` lies in; the setting's if that is not open."""
+    with contextlib.suppress(FlashpointError):
+        opened = stores.opened(split_version(str(version), stores.group)[0])
+        if opened is not None:
+            return opened.config.deadline_s
+    return float(BY_NAME["deadline_s"].read(os.environ))
 
 
 class DefaultMLFlashpointCheckpointSaver:

@@ -15,10 +15,11 @@ from megatron.core.dist_checkpointing.strategies import torch as mcore_torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from mlflashpoint.adapter.megatron import folder
-from mlflashpoint.adapter.megatron.readiness import all_ready, deadline_of, name_of
+from mlflashpoint.adapter.megatron.readiness import all_ready, name_of
 from mlflashpoint.adapter.megatron.topology import current_topology
 from mlflashpoint.adapter.pytorch.memory_storage_reader import MemoryStorageReader
 from mlflashpoint.core.checkpoint_loader import DefaultMLFlashpointCheckpointLoader
+from mlflashpoint.core.checkpoint_saver import deadline_of
 from mlflashpoint.errors import DeadlineExceededError, FlashpointError, TopologyMismatchError
 
 __all__ = ["MLFlashpointMegatronLoadStrategy"]

@@ -7,7 +7,6 @@ answers too. So no rank waits in a collective, which knows no deadline of ours, 
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import Any
 
 import torch.distributed as dist
@@ -19,7 +18,6 @@ from mlflashpoint.core.meeting import Meeting
 from mlflashpoint.core.node_versions import split_version
 from mlflashpoint.core.round import Question
 from mlflashpoint.errors import FlashpointError, PeerError
-from mlflashpoint.settings import BY_NAME
 
 #: no group's: those begin with ``mlflashpoint/``
 _PREFIX = "mlflashpoint-megatron"
@@ -57,9 +55,9 @@ def all_ready(
         if problem is not None:
             raise problem
         return vote
-    if isinstance(problem, FlashpointError) and problem.rank is None:
-        problem.rank = dist.get_rank()
     rank = dist.get_rank()
+    if isinstance(problem, FlashpointError) and problem.rank is None:
+        problem.rank = rank
     question = _question(what, problem, vote, version, rank)
     try:
         outcome = _meeting.ask(
@@ -98,15 +96,6 @@ def _question(what: str, problem: BaseException | None, vote: bool, version: str
         about=version,
         vote=vote,
     )
-
-
-def deadline_of(stores: Stores, version: object) -> float:
-    """The deadline of the store that ``version`` lies in; the setting's if that is not open."""
-    with contextlib.suppress(FlashpointError):
-        opened = stores.opened(split_version(str(version), stores.group)[0])
-        if opened is not None:
-            return opened.config.deadline_s
-    return float(BY_NAME["deadline_s"].read(os.environ))
 
 
 def _record(problem: BaseException, rank: int) -> dict[str, Any]:

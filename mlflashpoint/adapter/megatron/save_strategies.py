@@ -24,9 +24,10 @@ from megatron.core.dist_checkpointing.strategies.torch import (
 
 from mlflashpoint.adapter.megatron import folder
 from mlflashpoint.adapter.megatron.planning import SavePlanning
-from mlflashpoint.adapter.megatron.readiness import all_ready, deadline_of, name_of
+from mlflashpoint.adapter.megatron.readiness import all_ready, name_of
 from mlflashpoint.adapter.megatron.topology import current_topology
 from mlflashpoint.adapter.pytorch.memory_storage_writer import MemoryStorageWriter
+from mlflashpoint.core.checkpoint_saver import deadline_of
 from mlflashpoint.core.container import read_container
 from mlflashpoint.core.manifest import node_copies
 from mlflashpoint.core.node_versions import split_version

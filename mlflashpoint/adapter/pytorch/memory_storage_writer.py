@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,12 +22,11 @@ from mlflashpoint.adapter.pytorch.tables import Sent, Table, Tables
 from mlflashpoint.adapter.pytorch.telling import locate, tell_failed
 from mlflashpoint.adapter.pytorch.turns import Turns
 from mlflashpoint.adapter.pytorch.unfinished import Unfinished
-from mlflashpoint.core.checkpoint_saver import DefaultMLFlashpointCheckpointSaver, Stores
+from mlflashpoint.core.checkpoint_saver import DefaultMLFlashpointCheckpointSaver, Stores, deadline_of
 from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.core.node_versions import split_version
 from mlflashpoint.core.runtime import Runtime, SaveResult
 from mlflashpoint.errors import CheckpointIdError, FlashpointError, PeerError, StepError
-from mlflashpoint.settings import BY_NAME
 
 log = logging.getLogger("mlflashpoint.adapter")
 
@@ -88,7 +86,7 @@ class MemoryStorageWriter(StorageWriter):
             CheckpointIdError: the id is no version's.
             DeadlineExceededError: a save in another thread does not end.
         """
-        self._turns.begin(self._deadline_s())
+        self._turns.begin(deadline_of(self.stores, self.checkpoint_id))
         self.give_up_unfinished()
         self._save = None
         if checkpoint_id is not None:
@@ -225,7 +223,7 @@ class MemoryStorageWriter(StorageWriter):
         Raises:
             DeadlineExceededError: an earlier ``async_save`` of this writer does not end.
         """
-        self._turns.announce(self._deadline_s())
+        self._turns.announce(deadline_of(self.stores, self.checkpoint_id))
         return self._stager.stage(state_dict)
 
     def synchronize_staging(self) -> None:
@@ -255,10 +253,6 @@ class MemoryStorageWriter(StorageWriter):
         if self.checkpoint_id is None:
             raise CheckpointIdError("no checkpoint id", remedy="pass checkpoint_id to dcp.save")
         return self._saver.runtime(self._place()[0])
-
-    def _deadline_s(self) -> float:
-        opened = None if self.checkpoint_id is None else self._saver.stores.opened(self._place()[0])
-        return float(BY_NAME["deadline_s"].read(os.environ) if opened is None else opened.config.deadline_s)
 
     def _place(self) -> tuple[CheckpointContainerId, int]:
         """Base container and step of the checkpoint's id."""
