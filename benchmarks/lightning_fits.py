@@ -28,12 +28,12 @@ def work(package: str) -> None:
         sys.stdout.flush()
 
 
-def _trainer(lightning: Any, steps: int, callback: Any) -> Any:
+def _trainer(lightning: Any, steps: int, *callbacks: Any) -> Any:
     return lightning.Trainer(
         accelerator="cpu",
         max_steps=steps,
         max_epochs=-1,
-        callbacks=[callback],
+        callbacks=list(callbacks),
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -96,7 +96,7 @@ def fit_blocking(lightning: Any, state: str, rounds: int) -> dict[str, Any]:
     return {"memory": memory, "own": own}
 
 
-def fit_overhead(lightning: Any, steps: int, width: int) -> dict[str, Any]:
+def fit_overhead(lightning: Any, steps: int, width: int, empty: bool) -> dict[str, Any]:
     import torch
 
     os.environ["MLFLASHPOINT_SAVE_EVERY_N_STEPS"] = "1000000"
@@ -118,7 +118,7 @@ def fit_overhead(lightning: Any, steps: int, width: int) -> dict[str, Any]:
             marks.append(time.perf_counter())
 
     batches = torch.utils.data.DataLoader(torch.randn(32 * 50, width), batch_size=32)
-    _trainer(lightning, steps, Clock()).fit(Model(), batches)
+    _trainer(lightning, steps, Clock(), *([lightning.Callback()] if empty else [])).fit(Model(), batches)
     took = sorted(after - before for before, after in itertools.pairwise(marks))
     return {"median_us": statistics.median(took) * 1e6}
 
