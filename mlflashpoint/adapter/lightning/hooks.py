@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,12 +30,19 @@ _log = logging.getLogger(__name__)
 
 _Arguments = tuple[Any, ...]
 
+#: Trainers whose fit is under way without a session, for a reason that the log tells
+_without: weakref.WeakSet[Any] = weakref.WeakSet()
+
 
 def run(call: Any, trainer: Any, args: _Arguments, kwargs: Mapping[str, Any]) -> Any:
     """Around ``Trainer._run``."""
     session = _begin(trainer)
     if session is None:
-        return call()
+        _without.add(trainer)
+        try:
+            return call()
+        finally:
+            _without.discard(trainer)
     success = False
     try:
         result = call()
@@ -56,7 +64,7 @@ def callbacks_attached(result: Any, connector: Any, args: _Arguments, kwargs: Ma
         return
     if session is not None:
         recorder.attach(trainer, session)
-    elif interval() is not None and not trainer.fast_dev_run:
+    elif trainer not in _without and interval() is not None and not trainer.fast_dev_run:
         # The agent lets a fit within a fit through, so ``run`` does not see it.
         try:
             fits.refuse_second(trainer)
@@ -160,12 +168,8 @@ def _begin(trainer: Any) -> FitSession | None:
         return None
     try:
         kind = kind_of(trainer)
-        fits.refuse_second(trainer)
     except UnsupportedStrategyError as error:
         _log.error("no memory checkpoints for this fit: %s", error)
-        return None
-    except StoreInUseError:
-        # told by ``callbacks_attached``
         return None
     if any(name.__module__.startswith("nemo.") for name in type(trainer.strategy).__mro__) and not _on("nemo_enabled"):
         _log.info("MLFLASHPOINT_NEMO_ENABLED=0: nothing is saved to memory")
@@ -183,7 +187,11 @@ def _begin(trainer: Any) -> FitSession | None:
         of_agent=True,
     )
     session.side_files = kind.side_files(trainer, session.base, group)
-    fits.adopt(trainer, session)
+    try:
+        fits.enter(trainer, session)
+    except StoreInUseError as error:
+        _log.error("no memory checkpoints for this fit: %s", error)
+        return None
     return session
 
 

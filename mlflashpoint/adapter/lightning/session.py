@@ -134,7 +134,7 @@ class FitSession:
         """The Trainer of a recipe's own session fits, perhaps not for the first time."""
         self.closed = self.decided = False
         try:
-            fits.refuse_second(trainer)
+            fits.enter(trainer, self)
         except StoreInUseError as taken:
             self.abandon(taken)
 
@@ -256,6 +256,8 @@ class FitSession:
 
     def finish(self, *, success: bool) -> None:
         """The fit is over: if it ended well on all ranks the versions go, unless they are to be kept."""
+        # A session of the recipe's own lives as long as its Trainer.
+        self.found = self._resumed = None
         if self.closed:
             return
         self.closed = True
