@@ -17,6 +17,8 @@ class FromMemory:
         state: this rank's state as its kind captured it.
         attributes: as the kind gave them.
         rng: state of the random number generators, see ``mlflashpoint.adapter.lightning.rng``.
+        logged: what the fit had logged, see ``mlflashpoint.adapter.lightning.logged``.
+        tuned: what a search had found before the training, see ``mlflashpoint.adapter.lightning.tuners``.
     """
 
     step: int
@@ -24,3 +26,5 @@ class FromMemory:
     state: Mapping[str, Any] = field(repr=False)
     attributes: Mapping[str, Any] = field(repr=False)
     rng: Mapping[str, Any] | None = field(repr=False, default=None)
+    logged: Mapping[str, Any] | None = field(repr=False, default=None)
+    tuned: Mapping[str, Any] = field(repr=False, default_factory=dict)

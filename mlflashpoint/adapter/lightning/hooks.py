@@ -15,12 +15,13 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mlflashpoint.adapter.lightning import ends, fits, recorder
+from mlflashpoint.adapter.lightning import ends, fits, recorder, tuners
 from mlflashpoint.adapter.lightning.cadence import Cadence
 from mlflashpoint.adapter.lightning.fits import session_of
 from mlflashpoint.adapter.lightning.kinds import diverted, kind_of
 from mlflashpoint.adapter.lightning.named import NamedCheckpoint
 from mlflashpoint.adapter.lightning.packages import is_fitting, pytorch_package
+from mlflashpoint.adapter.lightning.places import lies_in
 from mlflashpoint.adapter.lightning.session import FitSession
 from mlflashpoint.adapter.lightning.store import base_of, store_opener
 from mlflashpoint.errors import FlashpointError, StoreInUseError, UnsupportedStrategyError
@@ -80,11 +81,19 @@ def resume_start(call: Any, connector: Any, args: _Arguments, kwargs: Mapping[st
         return call()
     if session.decided and session.found is None:
         return call()
-    # A tuner puts back, at the start of a fit, what it has saved before Lightning had restored the loops. Until the
-    # first batch a fit that goes on from memory gets that version whenever it restores.
-    session.decided = True
     path, *rest = args or (kwargs.get("checkpoint_path"),)
     others = {name: value for name, value in kwargs.items() if name != "checkpoint_path"}
+    if not session.decided and tuners.is_file_of_search(path):
+        # A strategy that loads only after its setup: what the fit goes on from is asked for later.
+        return call()
+    # A tuner puts back, at the start of a fit, what it has saved before Lightning had restored the loops. Until the
+    # first batch a fit that goes on from memory gets that version whenever it restores. What was found before the fit
+    # was not compared with a path that the fit is given.
+    found = session.found if session.decided or not path else None
+    session.decided = True
+    if not session.of_agent and lies_in(path, session.base):
+        # The way to a version that the library form has laid.
+        return call()
 
     def load() -> Any:
         # as Lightning's own resume_start does
@@ -94,11 +103,13 @@ def resume_start(call: Any, connector: Any, args: _Arguments, kwargs: Mapping[st
 
     named = NamedCheckpoint(path, load)
     try:
-        found = session.found or named.newer_in_memory(session, trainer)
+        found = found or named.newer_in_memory(session, trainer)
     except FlashpointError as error:
         session.abandon(error)
         return call()
     if found is not None:
+        # A search may have set the loader up already, and Lightning puts its position back only when it does that.
+        trainer.fit_loop._combined_loader = None
         with session.serving(trainer, found):
             return call.using(found.path, *rest, **others)
     if named.content is not None:

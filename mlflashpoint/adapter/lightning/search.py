@@ -95,7 +95,16 @@ class Search:
             )
         self._kind.check(trainer, stored["state"])
         path = self._path_of(recovery.step)
-        return FromMemory(recovery.step, path, stored["state"], attributes, stored["rng"] if same else None)
+        return FromMemory(
+            recovery.step,
+            path,
+            stored["state"],
+            attributes,
+            # what is each rank's own
+            stored["rng"] if same else None,
+            stored.get("logged") if same else None,
+            stored.get("tuned", {}),
+        )
 
 
 def _named(durable: object, step: int | None) -> str:
