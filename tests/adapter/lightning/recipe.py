@@ -278,6 +278,7 @@ def main(argv: list[str]) -> None:
 
 
 def describe(trainer, model, watcher, inner) -> dict:
+    scores = [getattr(callback, "best_model_score", None) for callback in trainer.checkpoint_callbacks]
     metrics = Path(trainer.logger.log_dir, "metrics.csv") if trainer.is_global_zero and trainer.logger.log_dir else None
     logged = []
     if metrics and metrics.exists():
@@ -297,9 +298,7 @@ def describe(trainer, model, watcher, inner) -> dict:
         "events": watcher.events,
         "epochs": watcher.epochs,
         "scores": watcher.scores,
-        "best": [
-            float(one.best_model_score) for one in trainer.checkpoint_callbacks if one.best_model_score is not None
-        ],
+        "best": [float(score) for score in scores if score is not None],
         "batch_size": getattr(model, "batch_size", None),
         "rate": model.rate,
         "logged": logged,
