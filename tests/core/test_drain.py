@@ -232,6 +232,7 @@ def test_a_job_resumes_from_what_was_drained_when_all_memory_is_gone(base, tmp_p
     # The new start counts as later than those that were drained: what it saves is newer, at whatever step.
     results = Life(bodies.save_steps, 3, base, [3], drain_dir=tmp_path).results()
     assert {result["found"] for result in results.values()} == {2}
+    assert "INFO recovery: step 2 of incarnation 1 is complete in the drain directory" in results[0]["logs"]
     assert {r["found"] for r in Life(bodies.save_steps, 3, base, [], drain_dir=tmp_path).results().values()} == {3}
 
 
@@ -440,6 +441,27 @@ def test_older_drained_versions_go_when_a_newer_one_is_whole(base, tmp_path):
         Life(bodies.save_steps, 2, base, steps).results()
         assert cli.main(["drain", str(base), "--to", str(tmp_path)]) == 0
     assert drained(tmp_path) == [(0, 3), (1, 3)]
+
+
+def test_a_version_that_another_rank_removes_meanwhile_is_no_fault_of_a_drain(base, tmp_path, monkeypatch):
+    Life(bodies.save_steps, 1, base, [1, 2]).results()
+    versions = DrainDir.versions
+    monkeypatch.setattr(DrainDir, "versions", lambda self: [self.path / "step-1.1.gone", *versions(self)])
+    assert cli.main(["drain", str(base), "--to", str(tmp_path)]) == 0
+    assert drained(tmp_path) == [(0, 2)]
+
+
+def test_a_shard_of_which_memory_has_a_corrupt_copy_alone_is_taken_from_the_drain_directory_and_the_log_says_so(
+    base, tmp_path
+):
+    Life(bodies.save_steps, 2, base, [1]).results()
+    assert cli.main(["drain", str(base), "--to", str(tmp_path)]) == 0
+    (slot,) = (slot for slot in scan_seat(base / "default/seat-1") if slot.record)
+    with open(f"{slot.path}.data", "r+b") as data:
+        data.write(b"\x99" * 100)
+    results = Life(bodies.save_steps, 2, base, [], drain_dir=tmp_path).results()
+    assert {result["found"] for result in results.values()} == {1}
+    assert "INFO the shard of rank 1 is taken from the drain directory" in results[1]["logs"]
 
 
 def test_the_drained_files_are_the_memorys_own_and_private(base, tmp_path):
