@@ -9,8 +9,8 @@ import os
 import secrets
 from pathlib import Path
 
-from mlflashpoint.core.container import MEMORY_KINDS, existing_folder, filesystem_kind
 from mlflashpoint.core.files import write_file
+from mlflashpoint.core.filesystem import MEMORY_KINDS, existing_folder, filesystem_kind
 from mlflashpoint.core.record import ShardRecord
 from mlflashpoint.errors import DrainError
 
