@@ -68,7 +68,8 @@ class Search:
                 raise error
             return None
         _log.info(
-            "going on from memory, step %d, not from %s: %s",
+            "going on from %s, step %d, not from %s: %s",
+            recovery.place,
             recovery.step,
             _named(durable, durable_step),
             recovery.reason,
@@ -104,6 +105,7 @@ class Search:
             stored["rng"] if same else None,
             stored.get("logged") if same else None,
             stored.get("tuned", {}),
+            recovery.place,
         )
 
 
