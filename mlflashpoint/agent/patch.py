@@ -8,7 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlflashpoint.errors import SettingError
+
 _logger = logging.getLogger(__name__)
+
+#: what was told of settings: the patches of a framework all meet with the same one
+_told: set[str] = set()
 
 
 class State(str, enum.Enum):
@@ -95,20 +100,27 @@ class Handle:
         self.state, self.reason, self.expected = state, reason, expected
 
     def fault(self, phase: str, error: BaseException) -> None:
-        """Count a fault of ours around a call; each kind is logged once with its traceback."""
+        """Count a fault of ours around a call; each kind is logged once with its traceback.
+
+        A setting that can't be used is no fault of the code: it is told in one line, whichever patch meets with it.
+        """
         self.faults += 1
         self.last_fault = f"{phase} the original: {type(error).__name__}: {' '.join(str(error).split())}"
         kind = (phase, type(error))
-        if kind in self._seen:
+        if kind in self._seen or (isinstance(error, SettingError) and str(error) in _told):
             _logger.debug("mlflashpoint agent: patch %s: fault %s", self.patch.name, self.last_fault)
             return
         self._seen.add(kind)
-        _logger.error(
-            "mlflashpoint agent: patch %s: fault %s; the job goes on without it",
-            self.patch.name,
-            self.last_fault,
-            exc_info=error,
-        )
+        if isinstance(error, SettingError):
+            _told.add(str(error))
+            _logger.error("mlflashpoint agent: patch %s: %s; the job goes on without it", self.patch.name, error)
+        else:
+            _logger.error(
+                "mlflashpoint agent: patch %s: fault %s; the job goes on without it",
+                self.patch.name,
+                self.last_fault,
+                exc_info=error,
+            )
         self.changed()
 
     def to_json(self) -> dict[str, object]:

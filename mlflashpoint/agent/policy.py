@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mlflashpoint.agent.patch import Patch
 from mlflashpoint.agent.versions import in_range, installed_version
 from mlflashpoint.errors import SettingError
-from mlflashpoint.settings import BY_NAME, KNOBS, job_id_from, unknown_settings
+from mlflashpoint.settings import BY_NAME, KNOBS, StoreConfig, job_id_from, unknown_settings
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Refusal:
 
 
 def setting_errors(environ: Mapping[str, str]) -> list[SettingError]:
-    """Every malformed or unknown setting, and a job id that is missing or no plain name; empty when all is well."""
+    """Every malformed or unknown setting, a job id that is missing or no plain name, and what contradicts another."""
     errors = unknown_settings(environ)
     for knob in KNOBS:
         try:
@@ -32,6 +32,12 @@ def setting_errors(environ: Mapping[str, str]) -> list[SettingError]:
         job_id_from(environ)
     except SettingError as error:
         errors.append(error)
+    if not errors:
+        # What each setting alone does not show: said now, and not by a fault at the job's first save.
+        try:
+            StoreConfig.from_env(environ)
+        except SettingError as error:
+            errors.append(error)
     return errors
 
 

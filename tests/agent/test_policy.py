@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tests.agent.support import STATES, Workspace, python
@@ -17,6 +19,11 @@ ROWS = [
     ({"MLFLASHPOINT_LOG_LEVEL": "LOUD"}, "not a log level", "use DEBUG"),
     ({"MLFLASHPOINT_KEEP_VERSION": "2"}, "unknown setting", "did you mean MLFLASHPOINT_KEEP_VERSIONS?"),
     ({"MLFLASHPOINT_JOB_ID": "a/b"}, "a job id is a plain name", "use up to 200 letters"),
+    (
+        {"MLFLASHPOINT_DRAIN_DIR": f"/dev/shm/mlflashpoint-{os.getuid()}/agent-test/drain"},
+        "the drain directory lies in the base container",
+        "set it to a durable directory",
+    ),
     ({"MLFLASHPOINT_JOB_ID": ""}, "no job id, and none is guessed", "set it to a name that is unique"),
 ]
 
@@ -113,3 +120,31 @@ def test_the_log_level_is_the_settings_and_a_level_of_the_jobs_own_wins(workspac
     code = "import logging; logging.getLogger('mlflashpoint').setLevel('ERROR'); import fw.core"
     assert workspace.run(code).stderr == ""
     assert "is active" in workspace.run("import fw.core").stderr
+
+
+def test_a_setting_that_turns_bad_while_the_job_runs_is_one_line_without_a_traceback(workspace: Workspace) -> None:
+    functions = """
+def config(*_):
+    from mlflashpoint.settings import StoreConfig
+    StoreConfig.from_env()
+def check(call, instance, args, kwargs):
+    config()
+    return call()
+"""
+    workspace.table(
+        'Patch("one", "bridge", "fw.core", "save", "bridge_enabled", around="table:check"), '
+        'Patch("other", "bridge", "fw.core", "Manager.save", "bridge_enabled", after="table:config")',
+        functions,
+    )
+    code = """
+import os, fw.core
+os.environ["MLFLASHPOINT_BASE_CONTAINER"] = "/dev/shm/x"
+os.environ["MLFLASHPOINT_DRAIN_DIR"] = "/dev/shm/x/drain"
+fw.core.Manager('x').save(3)
+print(fw.core.save(1)[0], fw.core.save(2)[0])
+"""
+    done = workspace.run(code)
+    assert done.returncode == 0 and done.stdout == "saved saved\n", done
+    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("INFO")]
+    assert line.startswith("ERROR mlflashpoint agent: patch other: the drain directory lies in the base container")
+    assert "MLFLASHPOINT_DRAIN_DIR='/dev/shm/x/drain'" in line and "remedy: set it to a durable directory" in line

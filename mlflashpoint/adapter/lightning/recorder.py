@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlflashpoint.adapter.lightning import ends, tuners
 from mlflashpoint.adapter.lightning.packages import pytorch_package
+from mlflashpoint.errors import FlashpointError
 
 if TYPE_CHECKING:
     from mlflashpoint.adapter.lightning.session import FitSession
@@ -84,4 +85,6 @@ def guarded(session: FitSession, what: str, action: Any, *args: Any) -> None:
     except Exception as error:
         if session.strict:
             raise
-        _log.error("mlflashpoint could not %s: %s: %s", what, type(error).__name__, error, exc_info=error)
+        # Our own errors say by themselves what to do.
+        cause = None if isinstance(error, FlashpointError) else error
+        _log.error("mlflashpoint could not %s: %s: %s", what, type(error).__name__, error, exc_info=cause)

@@ -142,7 +142,7 @@ def _decision(answer: Callable[[], Any]) -> Outcome:
     try:
         return Outcome(answer())
     except Exception as error:
-        log.error("rank 0 can't decide: %s", error, exc_info=True)
+        log.error("rank 0 can't decide: %s", error, exc_info=not isinstance(error, FlashpointError))
         return Outcome(rank=0, trouble=f"{type(error).__name__}: {error}"[:_MAX_TEXT])
 
 

@@ -29,6 +29,7 @@ from mlflashpoint.adapter.pytorch.script.flush import flush
 from mlflashpoint.adapter.pytorch.script.line import group_of
 from mlflashpoint.adapter.pytorch.script.stream import Stream
 from mlflashpoint.adapter.pytorch.script.streams import abandon, stream_of
+from mlflashpoint.errors import FlashpointError
 from mlflashpoint.settings import BY_NAME
 
 log = logging.getLogger("mlflashpoint.adapter")
@@ -106,7 +107,7 @@ def _decide(stream: Stream, path: Path) -> dict[str, Any] | None:
         every = setting("dcp_durable_every_n_saves") if setting("dcp_mode") == "replace" else 1
         return stream.custody.decide(path, every)
     except Exception as error:
-        log.error("%s is saved durably: %s", path, error, exc_info=True)
+        log.error("%s is saved durably: %s", path, error, exc_info=not isinstance(error, FlashpointError))
         return None
 
 
