@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import time
 import weakref
@@ -16,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mlflashpoint.errors import ContainerError
+
+log = logging.getLogger("mlflashpoint.core")
 
 LOCK_FILE = "lock"
 _held: weakref.WeakSet[SeatLock] = weakref.WeakSet()
@@ -41,14 +44,19 @@ class SeatLock:
             raise ContainerError(
                 f"the seat can't be locked: {error.strerror}", path=seat, remedy="make the container writable"
             ) from error
+        told = wait_s <= 0
         while not _try_lock(self._descriptor, fcntl.LOCK_EX):
+            if not told:
+                told = True
+                log.info("waiting up to %g s for process %d, which holds the seat %s", wait_s, _pid_in(seat), seat)
             if time.monotonic() >= give_up:
                 os.close(self._descriptor)
                 raise ContainerError(
                     f"another live process (pid {_pid_in(seat)}) holds the seat",
                     path=seat,
-                    remedy="end that process, or give the groups of one job different names; to read versions beside "
-                    "the job takes no seat (ReadOnlyStore)",
+                    remedy="end that process, or give each job a MLFLASHPOINT_JOB_ID of its own (and a "
+                    "MLFLASHPOINT_BASE_CONTAINER, where that is set), and the groups of one job different names; to "
+                    "read versions beside the job takes no seat (ReadOnlyStore)",
                 )
             time.sleep(min(0.05, wait_s / 10))
         os.pwrite(self._descriptor, f"{os.getpid():<20}\n".encode(), 0)

@@ -1,3 +1,4 @@
+import logging
 import os
 import signal
 import subprocess
@@ -32,6 +33,32 @@ def test_a_seat_of_a_live_process_is_refused_and_its_owner_named(tmp_path, holde
     assert live_owner(tmp_path) == holder.pid
     with pytest.raises(ContainerError, match=f"pid {holder.pid}"):
         SeatLock(tmp_path, wait_s=0.1)
+
+
+def test_the_remedy_for_a_seat_of_another_job_names_the_job_id_and_the_container(tmp_path, holder):
+    with pytest.raises(ContainerError) as caught:
+        SeatLock(tmp_path, wait_s=0.1)
+    remedy = str(caught.value).partition("; remedy: ")[2]
+    assert "end that process" in remedy
+    assert "MLFLASHPOINT_JOB_ID" in remedy and "MLFLASHPOINT_BASE_CONTAINER" in remedy
+
+
+def test_a_wait_for_a_seat_is_told_in_one_line(tmp_path, holder, caplog):
+    caplog.set_level(logging.INFO, logger="mlflashpoint.core")
+    with pytest.raises(ContainerError):
+        SeatLock(tmp_path, wait_s=0.3)
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+    assert f"process {holder.pid}" in line and str(tmp_path) in line and "0.3 s" in line
+
+
+def test_a_free_seat_and_one_that_is_only_tried_tell_nothing(tmp_path, holder, caplog):
+    caplog.set_level(logging.INFO, logger="mlflashpoint.core")
+    with pytest.raises(ContainerError):
+        SeatLock(tmp_path, wait_s=0)
+    free = tmp_path / "free"
+    free.mkdir()
+    SeatLock(free, wait_s=1).release()
+    assert caplog.records == []
 
 
 def test_a_killed_owner_leaves_the_seat_free(tmp_path, holder):
