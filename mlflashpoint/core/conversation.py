@@ -14,6 +14,7 @@ from mlflashpoint.core.ledger import agree
 from mlflashpoint.core.planner import Wish
 from mlflashpoint.core.record import ShardCopy
 from mlflashpoint.core.recovery import Decision, Recovery, recover, sources_of
+from mlflashpoint.core.roster import Joined
 from mlflashpoint.core.session import Session
 from mlflashpoint.errors import DeadlineExceededError, FlashpointError, in_words
 
@@ -40,6 +41,7 @@ class Conversation:
         self._depot = depot
         self._agreements: Counter[str] = Counter()
         self._recoveries = 0
+        self._reason = ""
         self._kept: deque[Channel] = deque()
 
     def agree(self, key: str, ok: bool) -> tuple[bool, str]:
@@ -75,9 +77,23 @@ class Conversation:
                 # Every rank has been in the one before this, so none is in an older one any more.
                 self._kept.popleft().forget()
             self._session.remember(decision.lineage)
+            self._tell(decision.reason, joined)
             return decision.under(where)
 
         return self._bounded(talk, "finding what to resume from")
+
+    def _tell(self, reason: str, joined: Joined) -> None:
+        """Rank 0 says for all what was decided; a search that is made again with the same end is not told again."""
+        if joined.me.rank != 0:
+            return
+        again, self._reason = reason == self._reason, reason
+        without = [member.rank for member in joined.members if member.problem is not None]
+        if not without:
+            log.log(logging.DEBUG if again else logging.INFO, "recovery: %s", reason)
+            return
+        # Who asks takes it for a first start. What rank 0 itself lacks it has said when it started.
+        level = logging.DEBUG if again or 0 in without else logging.ERROR
+        log.log(level, "nothing can be loaded from memory, where there may be a version: %s", reason)
 
     def sources(self, recovery: Recovery, shard: int) -> tuple[ShardCopy, ...]:
         """The copies of any shard of the version; raises PeerError if the plan lists none."""

@@ -47,6 +47,7 @@ class Counters:
             "last_error": "",
         }
         self._told: set[tuple[str, ...]] = set()
+        self._lasting: tuple[type, str] | None = None
 
     def add(self, name: str, amount: int | float = 1) -> None:
         with self._lock:
@@ -64,12 +65,23 @@ class Counters:
         with self._lock:
             return dict(self._values)
 
+    def lasting(self, what: str, problem: FlashpointError) -> None:
+        """Log what is wrong for as long as this runtime lives; whatever fails for it later is told at DEBUG."""
+        with self._lock:
+            self._values["last_error"] = str(problem)
+            self._lasting = type(problem), problem.message
+        log.error("%s: %s", what, problem)
+
+    def is_lasting(self, reason: str) -> bool:
+        """Whether ``reason`` is the message of what ``lasting`` has told."""
+        return self._lasting is not None and reason == self._lasting[1]
+
     def failure(self, what: str, error: FlashpointError) -> None:
         """Remember ``error``; log it in full the first time that its kind occurs, later at DEBUG."""
         kind = (what, type(error).__name__, error.setting or "", str(error.path or ""))
         with self._lock:
             self._values["last_error"] = str(error)
-            first = kind not in self._told
+            first = kind not in self._told and (type(error), error.message) != self._lasting
             self._told.add(kind)
         # What the system refused, and our own errors, are told by the message alone.
         cause = None if isinstance(error.__cause__, (OSError, FlashpointError)) else error.__cause__

@@ -47,14 +47,11 @@ class Loads:
         self.release()
         decision = self._conversation.find(wish)
         self._standing.rebase(decision.complete)
-        ranks, problem = self._session.ranks, self._session.problem
+        ranks = self._session.ranks
         if decision.recovery is not None and decision.recovery.world_size == ranks.world_size:
             # Now, and not at the next save: until then one more loss would be the end of the version.
             self._depot.rebuild(decision.recovery.sources.get(ranks.rank, ()))
         log.debug("rank %d: %s", ranks.rank, decision.reason)
-        if decision.recovery is None and problem is not None:
-            # Who asks takes it for a first start.
-            log.error("rank %d can load nothing from memory, where there may be a version: %s", ranks.rank, problem)
         return decision.recovery
 
     def load(self, recovery: Recovery, *, into: Any) -> Loaded:

@@ -90,11 +90,6 @@ class Planner:
             level = logging.WARNING if self._bad else logging.INFO
             text = "passed over step %d of incarnation %d: %s"
             log.log(level, text, skipped.step, skipped.incarnation, skipped.reason)
-        if any(member.rank != 0 for member in without):
-            # Who asks takes it for a first start. What rank 0 itself lacks it says for itself, as every rank does.
-            log.error("nothing can be loaded from memory, where there may be a version: %s", reason)
-        else:
-            log.info("recovery: %s", reason)
         talk.post(
             "header",
             {

@@ -95,7 +95,8 @@ class Runtime:
                 self, functools.partial(drain_rank, self._session, self._pipeline), config.drain_budget_s
             )
         if self.problem is not None:
-            self._counters.failure("no memory store on this rank", self.problem)
+            what = "no memory store on this rank, nothing is saved to memory or loaded from it"
+            self._counters.lasting(what, self.problem)
             if config.strict:
                 self.close()
                 raise self.problem

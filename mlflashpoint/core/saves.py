@@ -13,7 +13,7 @@ from mlflashpoint.core.pipeline import Pipeline
 from mlflashpoint.core.results import SaveResult
 from mlflashpoint.core.session import Session
 from mlflashpoint.core.ticket import Attributes, Ticket
-from mlflashpoint.errors import SlotBusyError, StepError
+from mlflashpoint.errors import FlashpointError, SlotBusyError, StepError
 
 log = logging.getLogger("mlflashpoint.core")
 
@@ -35,6 +35,9 @@ class Saves:
         self._loads = loads
         self._seq = 0
         self._last: SaveResult | None = None
+        #: kind and message of the last failure, and the first step in a row that it came to
+        self._cause: tuple[type, str] | None = None
+        self._cause_step = -1
 
     def save(
         self, check: Callable[[], None], state: Any, step: int, topology: str, attributes: Attributes, wait: bool
@@ -128,5 +131,13 @@ class Saves:
             "step": result.step,
         }
         if result.error is not None:
-            fields["error"] = str(result.error)
+            fields["error"] = self._in_short(result.error, result.step)
         log_record(logging.INFO, "save", fields)
+
+    def _in_short(self, error: FlashpointError, step: int) -> str:
+        """What the record of a save says of its error; the remedy was told once, apart from it."""
+        cause = type(error), error.message
+        if cause == self._cause:
+            return f"as at step {self._cause_step}"
+        self._cause, self._cause_step = cause, step
+        return error.message

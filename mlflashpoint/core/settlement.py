@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections import deque
@@ -26,6 +27,9 @@ _WAITING_PAUSE_S = 0.1
 _ENOUGH_COMPLETE = 16
 #: epochs before the present one whose ledgers are kept, however little was saved since
 _KEPT_EPOCHS = 8
+_KEPT_REASONS = 16
+#: before the reason of the rank that has said it
+_RANK = re.compile(r"^rank \d+: ")
 
 
 def shortest_pause(world_size: int) -> float:
@@ -72,7 +76,8 @@ class Settlement:
         self._looked: tuple[Ticket | None, float] = (None, 0.0)
         self.gate = Gate(session.ranks.world_size, self._ledger_if_joined, free, pool.notify)
         self._pause = 0.0
-        self._last_reason = ""
+        #: the reasons that were told of versions that are incomplete
+        self._reasons: deque[str] = deque(maxlen=_KEPT_REASONS)
 
     @property
     def world_size(self) -> int:
@@ -223,9 +228,12 @@ class Settlement:
             log.debug("step %d is complete on all ranks", version.step)
             self._forget_epochs(version.incarnation - self._session.incarnation(0).number)
         else:
-            # A rank that can't save says so at every save.
-            level = logging.DEBUG if verdict.reason == self._last_reason else logging.INFO
-            self._last_reason = verdict.reason
+            # Ranks that can't save say so at every save, now one and then another of them.
+            cause = _RANK.sub("", verdict.reason)
+            told = cause in self._reasons or self._counters.is_lasting(cause)
+            if not told:
+                self._reasons.append(cause)
+            level = logging.DEBUG if told else logging.INFO
             log.log(level, "the memory version of step %d is incomplete: %s", version.step, verdict.reason)
 
     def _forget_epochs(self, present: int) -> None:

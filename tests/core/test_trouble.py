@@ -1,5 +1,6 @@
 """What goes wrong on one rank: the others go on, are told in time, and nothing incomplete is ever chosen."""
 
+import json
 import os
 import subprocess
 
@@ -111,6 +112,24 @@ def test_another_jobs_container_on_one_rank_means_no_memory_for_all_and_no_hang(
     assert "rank 1 has no memory store" in told and "there may be a version" in told and "someone-else" in told
     assert any("belongs to job 'someone-else'" in line for line in results[1]["logs"])
     assert {r["step"] for r in Life(bodies.find_only, 1, other, job_id="someone-else").results().values()} == {1}
+
+
+def test_a_cause_that_lasts_is_one_line_on_each_rank_and_no_remedy_is_repeated(base):
+    Life(bodies.save_steps, 1, base, [1], job_id="someone-else").results()
+    results = Life(bodies.save_steps, 2, base, [1, 2, 3, 4], wish={"whole": False}).results()
+    for rank, result in results.items():
+        assert result["saved"] == [False] * 4
+        visible = [line for line in result["logs"] if not line.startswith("DEBUG")]
+        (told,) = [line for line in visible if "remedy" in line]
+        assert told.startswith("ERROR no memory store on this rank, nothing is saved to memory or loaded from it: ")
+        assert "belongs to job 'someone-else'" in told and f"rank {rank}" in told
+        records = [
+            json.loads(line.partition("mlflashpoint save ")[2]) for line in visible if "mlflashpoint save " in line
+        ]
+        assert [record["error"] for record in records[1:]] == ["as at step 1"] * 3
+        assert "someone-else" in records[0]["error"] and result["stats"]["saves_failed"] == 4
+        others = [line for line in visible if line != told and "mlflashpoint save " not in line]
+        assert not any("someone-else" in line for line in others), others
 
 
 def test_a_failed_save_is_told_once_and_the_next_one_succeeds(base):

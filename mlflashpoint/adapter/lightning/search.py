@@ -28,13 +28,17 @@ class Search:
         kind: how the strategy's state is put back.
         path_of: the virtual folder of a version.
         strict: raise why a version that was found can't be used.
+        told: the fit's errors that the log has already; new ones are added.
     """
 
-    def __init__(self, runtime: Runtime, kind: StateKind, path_of: Callable[[int], str], *, strict: bool) -> None:
+    def __init__(
+        self, runtime: Runtime, kind: StateKind, path_of: Callable[[int], str], *, strict: bool, told: set[str]
+    ) -> None:
         self._runtime = runtime
         self._kind = kind
         self._path_of = path_of
         self._strict = strict
+        self._told = told
 
     def newest(self, trainer: Any, durable_step: int | None, durable: object) -> FromMemory | None:
         """The newest version that fits, checked by every rank; see ``FitSession.find``."""
@@ -58,12 +62,11 @@ class Search:
             error = tried.error
             if error is not None and not isinstance(error, FlashpointError):
                 error = StateMismatchError(f"the stored state can't be used: {error!r}", step=recovery.step)
-            _log.error(
-                "the memory version of step %d is not used: %s; going on from %s",
-                recovery.step,
-                error or "another rank can't use it",
-                _named(durable, durable_step),
-            )
+            why = f"the memory version of step {recovery.step} is not used: {error or 'another rank cannot use it'}"
+            # It is asked for again where the step of the recipe's own checkpoint shows only within the fit.
+            level = logging.DEBUG if why in self._told else logging.ERROR
+            self._told.add(why)
+            _log.log(level, "%s; going on from %s", why, _named(durable, durable_step))
             if self._strict and error is not None:
                 raise error
             return None

@@ -115,7 +115,7 @@ class FitSession:
             # Another Trainer of this process has it, on every rank.
             self.abandon(taken)
             return None
-        search = Search(runtime, self.kind, self.path_of, strict=self.strict)
+        search = Search(runtime, self.kind, self.path_of, strict=self.strict, told=self._told)
         self.found = search.newest(trainer, durable_step, durable)
         return self.found
 

@@ -146,6 +146,16 @@ def test_a_changed_model_is_refused_by_the_names_of_its_tensors(job):
     assert re.search(r"embedding\.\S+ is \[\d+, 64\] in the store, \[\d+, 32\] in the model", changed.log)
 
 
+def test_a_version_that_is_refused_where_a_durable_checkpoint_is_asked_for_too_is_told_once(job):
+    argv = ("--durable-every", "3", "--resume")
+    assert job.run(*argv, "--kill-at", "5").statuses == [-9]
+    changed = job.run(*argv, "--hidden", "32")
+    assert changed.statuses == [1], changed.log
+    visible = [line for line in changed.log.splitlines() if not line.startswith("DEBUG")]
+    assert len([line for line in visible if "the memory version of step 4 is not used" in line]) == 1, changed.log
+    assert len([line for line in visible if "recovery: step 4" in line]) == 1, changed.log
+
+
 def test_another_layout_is_refused_and_training_starts_anew(job):
     assert job.run("--tp", "2", "--kill-at", "5", ranks=2).statuses[0] == -9
     changed = job.run(ranks=2)
