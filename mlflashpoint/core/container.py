@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -63,8 +63,12 @@ def check_group(group: str) -> None:
     check_name("a group", group if not group.startswith("step-") and group != IDENTITY_FILE else "")
 
 
-def open_container(config: StoreConfig) -> Container:
+def open_container(config: StoreConfig, own: Collection[str] = ()) -> Container:
     """Check and open the job's base container, made if it is missing. Safe when several local ranks do so at once.
+
+    Args:
+        config: the settings.
+        own: names of what the job itself keeps in the folder, and may have made before this; left alone.
 
     Raises:
         ContainerError: not a folder of this user's, not on tmpfs, not writable, or holding other files.
@@ -82,7 +86,7 @@ def open_container(config: StoreConfig) -> Container:
     _check_kind(config)
     identity = read_container(path)
     if identity is None:
-        _check_free(path)
+        _check_free(path, own)
         identity = _write_identity(Container(path, config.job_id, os.getuid(), secrets.token_hex(16)))
     _check_identity(identity, config)
     with _explained(path):
@@ -211,8 +215,8 @@ def group_that_owns(path: Path) -> str | None:
     return path.name if (path.parent / IDENTITY_FILE).is_file() else None
 
 
-def _check_free(path: Path) -> None:
-    """Whether the folder may become a container: in no other one, and with no other files in it."""
+def _check_free(path: Path, own: Collection[str] = ()) -> None:
+    """Whether the folder may become a container: in no other one, and with no other files in it but the job's own."""
     group = group_that_owns(path)
     if group is not None:
         raise ContainerError(
@@ -222,16 +226,15 @@ def _check_free(path: Path) -> None:
             remedy=f"use a store of that group (group={group!r}) with the container above, or give another folder",
         )
     with _explained(path):
-        strange = sorted(
-            name for name in os.listdir(path) if not name.startswith(IDENTITY_FILE) and not _is_version(path / name)
-        )
+        names = [name for name in os.listdir(path) if not name.startswith(IDENTITY_FILE) and name not in own]
+        strange = sorted(name for name in names if not _is_version(path / name))
     # Another rank of this job may have made the identity, and its seat, since we looked.
     if strange and not (path / IDENTITY_FILE).exists():
         raise ContainerError(
             f"the folder holds other files ({strange[0]!r}) and is no memory container",
             setting=_SETTING,
             value=str(path),
-            remedy="give a new or empty folder",
+            remedy="give a new or empty folder, and see that the job makes nothing else in it",
         )
 
 

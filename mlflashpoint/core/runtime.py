@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from mlflashpoint.core import sigterm
@@ -45,6 +45,7 @@ class Runtime:
         local_rank: rank among the group's processes on this node; names the seat.
         store: the job's c10d store. None takes that of torch.distributed when first needed; one rank needs none.
         group: name of the set of ranks that save together.
+        own: names of what the job keeps in the container beside the store, and may have made before it.
 
     Constructing it makes the container and takes the seat, talks to nobody and starts no thread. If the container
     can't be used, ``problem`` says why, saves fail, and this rank still answers the others in ``find_latest`` and
@@ -65,6 +66,7 @@ class Runtime:
         local_rank: int,
         store: Store | None = None,
         group: str = "default",
+        own: Collection[str] = (),
     ) -> None:
         self.config = config
         self.rank = rank
@@ -73,7 +75,8 @@ class Runtime:
         self.group = group
         self._claim = CLAIMS.claim(self, config.base_container, group, rank=rank, local_rank=local_rank)
         try:
-            self._session = Session(config, Ranks(rank, world_size, local_rank), group, store, self._claim.number)
+            ranks = Ranks(rank, world_size, local_rank)
+            self._session = Session(config, ranks, group, store, self._claim.number, own)
         except BaseException:
             self._claim.release()
             raise

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TypeVar
 
@@ -48,6 +48,7 @@ class Session:
         group: name of the set of ranks that save together.
         store: the job's store; None takes that of torch.distributed when it is needed.
         number: tells apart the sessions that this process has open for one group; the same on all ranks.
+        own: what else the job keeps in the container, see ``open_container``.
 
     A container or seat that can't be used is no exception but ``problem``: the rank still has to talk to the others.
 
@@ -55,7 +56,15 @@ class Session:
         SettingError: the group's name can't be used.
     """
 
-    def __init__(self, config: StoreConfig, ranks: Ranks, group: str, store: Store | None, number: int = 0) -> None:
+    def __init__(
+        self,
+        config: StoreConfig,
+        ranks: Ranks,
+        group: str,
+        store: Store | None,
+        number: int = 0,
+        own: Collection[str] = (),
+    ) -> None:
         check_group(group)
         self.config = config
         self.ranks = ranks
@@ -74,7 +83,7 @@ class Session:
         self._seat: Path | None = None
         self._seat_lock: SeatLock | None = None
         try:
-            self._container = open_container(config)
+            self._container = open_container(config, own)
             self._seat = self._container.seat_dir(group, ranks.local_rank)
             self._seat_lock = SeatLock(self._seat, wait_s=min(_SEAT_WAIT_S, config.deadline_s))
         except FlashpointError as error:

@@ -106,6 +106,16 @@ def test_a_folder_with_other_files_is_refused_and_left_as_it_is(shm):
     assert stat.S_IMODE((shm / "base").stat().st_mode) == 0o755
 
 
+def test_a_folder_with_nothing_but_what_the_job_itself_is_known_to_have_made_becomes_a_container(shm):
+    for name in ("exp", "logs"):
+        (shm / "base" / name).mkdir(parents=True)
+    with pytest.raises(ContainerError, match=r"other files \('logs'\).*makes nothing else in"):
+        open_container(config(shm / "base"), {"exp"})
+    assert sorted(os.listdir(shm / "base")) == ["exp", "logs"]
+    open_container(config(shm / "base"), {"exp", "logs", "absent"})
+    assert sorted(os.listdir(shm / "base")) == ["container.json", "exp", "logs"]
+
+
 def test_a_folder_that_users_share_is_refused():
     before = os.stat("/dev/shm").st_mode
     with pytest.raises(ContainerError, match="users share"):

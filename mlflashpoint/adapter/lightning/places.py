@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from typing import Any
 
 from mlflashpoint.errors import SettingError
@@ -16,7 +18,32 @@ def lies_in(path: object, folder: str) -> bool:
     if not isinstance(text, str) or not text or "://" in text:
         return False
     outer = os.path.realpath(folder)
-    return os.path.commonpath([outer, os.path.realpath(os.path.expanduser(text))]) == outer
+    return os.path.commonpath([outer, _real(text)]) == outer
+
+
+def _real(path: Any) -> str:
+    found: str = os.path.realpath(os.path.expanduser(path))
+    return found
+
+
+def own_folders(trainer: Any, base: str) -> frozenset[str]:
+    """Names of the folders in the container ``base`` to which the recipe's checkpoints, loggers and log files go.
+
+    NeMo makes its log folder before it asks for a checkpoint to go on from, Lightning the loggers' before that too.
+    """
+    asked = [(callback, "dirpath") for callback in trainer.checkpoint_callbacks]
+    asked += [(logger, name) for logger in trainer.loggers for name in ("save_dir", "root_dir")]
+    state = sys.modules.get("nemo.utils.app_state")
+    if state is not None:
+        asked.append((state.AppState(), "log_dir"))
+    found = []
+    for holder, name in asked:
+        # A logger of the recipe's own may not be able to tell.
+        with contextlib.suppress(Exception):
+            found.append(getattr(holder, name))
+    outer = os.path.realpath(base)
+    inside = [os.path.relpath(_real(path), outer) for path in found if lies_in(path, base)]
+    return frozenset(path.split(os.sep)[0] for path in inside if path != os.curdir)
 
 
 def misplaced(trainer: Any, base: str) -> SettingError | None:

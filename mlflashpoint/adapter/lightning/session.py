@@ -151,7 +151,7 @@ class FitSession:
         if not self.of_agent:
             raise error
         self._told.add(str(error))
-        _log.error("%s. Memory saves go on, at the steps that it saves too", error)
+        _log.error("%s. It counts for no durable save", error)
 
     # -- saving --------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from mlflashpoint.adapter.lightning import leaves
 from mlflashpoint.adapter.lightning.packages import pytorch_package
+from mlflashpoint.adapter.lightning.places import own_folders
 from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.errors import RankUnknownError
 from mlflashpoint.settings import StoreConfig
@@ -54,6 +55,7 @@ def store_opener(trainer: Any, config: StoreConfig, group: str) -> Callable[[], 
             world_size=world_size,
             local_rank=trainer.local_rank,
             group=group,
+            own=own_folders(trainer, str(config.base_container)) - {group},
         )
 
     return open_store

@@ -321,6 +321,38 @@ def what_the_recipe_saves_into_the_container_is_its_own_and_not_durable(folder: 
         assert len(list(base.rglob("*.ckpt"))) == 2 * len(ways) and not list(base.glob("*/seat-*/*.commit"))
 
 
+def a_fresh_container_with_the_recipes_own_folders_is_taken_and_one_with_others_is_not(folder: Path) -> None:
+    """Under the agent: loggers make their folders before the store opens."""
+    import importlib
+    import logging
+
+    told: list[tuple[str, str]] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append((record.levelname, record.getMessage()))
+    logging.getLogger("mlflashpoint").addHandler(handler)
+    logger = importlib.import_module(f"{L.__name__}.loggers").CSVLogger
+    os.environ.update(MLFLASHPOINT_SAVE_EVERY_N_STEPS="2")
+    for where, also, saved in (("", "", 2), ("exp", "", 2), ("exp", "precious", 0)):
+        told.clear()
+        with memory() as base:
+            os.environ["MLFLASHPOINT_BASE_CONTAINER"] = str(base)
+            if also:
+                (base / also).mkdir()
+            keeper = recipe.ModelCheckpoint(every_n_train_steps=2, save_top_k=-1)
+            one = trainer(base / where, callbacks=[keeper], enable_checkpointing=True, logger=logger(base / where))
+            one.fit(recipe.Model(), recipe.Batches(0))
+            kept = sorted(base.rglob("*.ckpt"))
+        errors = [line for level, line in told if level in ("WARNING", "ERROR")]
+        assert "lies in the base container" in errors[0] and "emory saves go on" not in errors[0], errors
+        assert len([line for _, line in told if '"ok": true' in line]) == saved, told
+        assert len(kept) == 2
+        if also:
+            (error,) = errors[1:]
+            assert error.startswith("no memory store on this rank, nothing is saved") and "('precious')" in error
+        else:
+            assert errors[1:] == []
+
+
 def trainers_that_fit_in_threads_at_once_save_once(folder: Path) -> None:
     """Under the agent: the second thread's fit begins while the first one's is under way."""
     import threading

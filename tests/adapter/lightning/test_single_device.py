@@ -355,6 +355,7 @@ def test_both_packages_imported_make_one_save_per_step(package, tmp_path):
     [
         "a_batch_has_one_hook_of_ours_and_the_others_are_lightnings_own",
         "what_the_recipe_saves_into_the_container_is_its_own_and_not_durable",
+        "a_fresh_container_with_the_recipes_own_folders_is_taken_and_one_with_others_is_not",
     ],
 )
 def test_inside(agent_zygote, check):

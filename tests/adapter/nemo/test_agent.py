@@ -156,6 +156,23 @@ def test_a_version_that_is_refused_where_a_durable_checkpoint_is_asked_for_too_i
     assert len([line for line in visible if "recovery: step 4" in line]) == 1, changed.log
 
 
+def test_a_fresh_container_in_which_nemo_makes_its_log_folder_first_is_used(job):
+    job.folder = job.base / "exp"
+    argv = ("--durable-every", "3", "--resume")
+    killed = job.run(*argv, "--kill-at", "5")
+    assert killed.statuses == [-9] and steps(killed.log) == [2, 4], killed.log
+    (error,) = [line for line in killed.log.splitlines() if line.startswith(("ERROR", "WARNING"))]
+    assert "exp/run/checkpoints, lies in the base container" in error and "remedy" in error
+    again = job.run(*argv)
+    assert again.statuses == [0] and again.results[0]["started_at"] == 4, again.log
+    assert (job.folder / "run" / "checkpoints").is_dir()
+
+
+def test_a_fresh_container_in_which_a_logger_alone_has_its_folder_is_used(job):
+    job.folder = job.base / "exp"
+    assert steps(job.run().log) == [2, 4, 6]
+
+
 def test_another_layout_is_refused_and_training_starts_anew(job):
     assert job.run("--tp", "2", "--kill-at", "5", ranks=2).statuses[0] == -9
     changed = job.run(ranks=2)

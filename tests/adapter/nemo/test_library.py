@@ -55,6 +55,16 @@ def test_durable_checkpoints_of_the_wrapped_trainer_are_loaded_by_a_job_without_
     assert Path(again.results[0]["ckpt_path"]).name == "weights"
 
 
+def test_a_log_folder_in_the_container_is_refused_by_fit_and_no_other_cause_is_told(plain_job):
+    plain_job.folder = plain_job.base / "exp"
+    refused = plain_job.run(*library(plain_job), "--durable-every", "3", "--resume", "--every", "2")
+    assert refused.statuses == [1]
+    assert (
+        "SettingError: the dirpath of ModelCheckpoint" in refused.log and "exp/run/checkpoints, lies in" in refused.log
+    )
+    assert "other files" not in refused.log and "no memory store" not in refused.log
+
+
 def test_a_changed_model_is_refused_by_the_names_of_its_tensors(plain_job):
     assert plain_job.run(*library(plain_job), "--kill-at", "5").statuses == [-9]
     assert not list(plain_job.base.glob("step-*_ckpt")), "context files are there only if they are asked for"
