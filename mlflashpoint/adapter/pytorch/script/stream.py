@@ -92,10 +92,12 @@ class Stream:
         self.custody = Custody(config.job_id, group, self.journal)
         self._process_group: Any = None
         self._planner: StructureSavePlanner | None = None
-        if self.runtime.problem is not None:
+        problem = self.runtime.problem
+        if problem is not None:
             # It would keep its place, and the next try would find that taken.
             self.store.close()
-            raise self.runtime.problem
+            # The log has the remedy already.
+            raise type(problem)(problem.message) from problem
 
     @property
     def runtime(self) -> Runtime:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlflashpoint.adapter.pytorch.script import marker, saves
+from mlflashpoint.adapter.pytorch.script import marker, saves, streams
 from mlflashpoint.adapter.pytorch.script.council import Outcome
 
 GROUP = "dcp-0123456789ab"
@@ -92,3 +92,17 @@ def test_folders_are_opened_before_a_name_in_them_is_looked_for(tmp_path, monkey
     monkeypatch.setattr(saves.os, "scandir", scanned)
     assert saves._is_marked(path, "token")
     assert opened == [tmp_path, path.parent]
+
+
+def test_a_store_that_can_not_be_opened_is_told_once_with_its_remedy(tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(streams, "_connected", lambda stream: stream is not None)
+    monkeypatch.setattr(streams, "_streams", {})
+    monkeypatch.setenv("MLFLASHPOINT_JOB_ID", "job")
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setenv("MLFLASHPOINT_BASE_CONTAINER", str(tmp_path / "file"))
+    monkeypatch.setenv("MLFLASHPOINT_ALLOW_NON_TMPFS", "1")
+    assert streams.stream_of("told-once", tmp_path / "step-1", True) is None
+    errors = [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
+    assert ["remedy" in error for error in errors] == [True, False], errors
+    assert "step-1 do not go to memory: the base container is not a folder" in errors[1]
