@@ -67,11 +67,16 @@ class Ledger:
         self._verdicts: dict[int, Verdict] = {}
         #: steps whose keys are not deleted yet
         self._history: deque[int] = deque([_NO_STEP])
+        #: those of which this rank tells the store: the first rank to begin a step does
+        self._own = {_NO_STEP} if rank == 0 else set()
 
     def attempt(self, step: int) -> None:
         """Tell that this rank begins the save of ``step``, or will not take part in it."""
         self._history.append(step)
-        self._channel.add(f"{step}/attempts")
+        # A call whose answer is lost may have been the first.
+        self._own.add(step)
+        if self._channel.add(f"{step}/attempts") > 1:
+            self._own.discard(step)
         self._forget_old()
 
     def commit(self, step: int) -> Verdict | None:
@@ -107,9 +112,11 @@ class Ledger:
 
     def ready(self, step: int) -> Decision | None:
         """Tell, once per step, that this rank has a slot for the save behind ``step``; returns the decision if made."""
-        if self._channel.add(f"{step}/ready") >= self._world_size:
-            return self._decide(step, Decision(yes=True))
-        return None
+        ready = self._channel.add(f"{step}/ready")
+        if step == _NO_STEP and ready == 1:
+            # Nobody begins that one, and rank 0 may never come here.
+            self._own.add(step)
+        return self._decide(step, Decision(yes=True)) if ready >= self._world_size else None
 
     def missed(self, step: int, by: int) -> Decision | None:
         """The decision if every rank that began ``step`` has a slot, and all have begun ``by``, the save behind it.
@@ -163,8 +170,8 @@ class Ledger:
 
     def _delete(self, step: int) -> None:
         self._verdicts.pop(step, None)
-        # The others keep the same steps in mind; one of them is enough to tell the store.
-        if self._rank == 0:
+        if step in self._own:
+            self._own.discard(step)
             self._channel.delete(*(f"{step}/{key}" for key in _KEYS))
 
 
