@@ -318,8 +318,8 @@ class Simulation:
                 if not saves_it:
                     saves.resumed(step)
                 elif self.chance(self.save_faults):
-                    # Where a rank begins nothing at all between two rollbacks, it does not know the second for one.
-                    if number == 0 or not plan[number - 1][0]:
+                    # Some ranks say nothing at all, all the way from one rollback to the next.
+                    if self.decide() % 2:
                         saves.failed(step, OSError("nothing to save"))
                 else:
                     result = saves.save(lambda: None, {}, step, "", {}, False)
