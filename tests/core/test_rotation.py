@@ -318,8 +318,9 @@ class Simulation:
                 if not saves_it:
                     saves.resumed(step)
                 elif self.chance(self.save_faults):
-                    # Some ranks say nothing at all, all the way from one rollback to the next.
-                    if self.decide() % 2:
+                    # Some say nothing at all, all the way from one rollback to the next; but one that has never begun
+                    # anything takes the first rollback for a correction of where it started.
+                    if number == 0 or self.decide() % 2:
                         saves.failed(step, OSError("nothing to save"))
                 else:
                     result = saves.save(lambda: None, {}, step, "", {}, False)
