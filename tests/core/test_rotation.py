@@ -106,8 +106,10 @@ class SimPool(SlotPool):
             if index is not None or verdict() is False:
                 return index
             self.sim.schedule.point()
-            # The answer of a store that answers is waited for.
-            patience -= not (wait_s > BUSY_WAIT_S and verdict() is None)
+            # The answer of a store that answers is waited for: what was decided, and that a version which is complete,
+            # as somebody has seen who opened the gate, makes room here as well.
+            awaited = verdict() is None or (verdict() and self.open_versions())
+            patience -= not (wait_s > BUSY_WAIT_S and awaited)
         return None
 
 
