@@ -24,7 +24,7 @@ from mlflashpoint.core.orphans import free_replicas
 from mlflashpoint.core.placement import Placement
 from mlflashpoint.core.reader import ShardReader
 from mlflashpoint.core.record import ShardCopy, ShardRecord
-from mlflashpoint.core.replicas import Parcel, Replicas
+from mlflashpoint.core.replicas import NoReplicas, Parcel, Replicas
 from mlflashpoint.core.rotation import Version
 from mlflashpoint.core.session import Session
 from mlflashpoint.core.slot import Slot
@@ -57,6 +57,7 @@ class Exchange:
         keep: versions that other nodes must keep the replicas of.
         obsolete: whether nobody will ever need a shard.
         began: whether this rank's own slots are in use.
+        keeps: whether it takes replicas in, and keeps what it fetches, in this node's memory.
     """
 
     def __init__(
@@ -67,12 +68,14 @@ class Exchange:
         keep: Callable[[], Collection[Version]],
         obsolete: Callable[[ShardRecord], bool],
         began: Callable[[], bool],
+        keeps: bool = True,
     ) -> None:
         self._session = session
         self._counters = counters
         self._keep = keep
         self._obsolete = obsolete
         self._began = began
+        self._keeps = keeps
         self._lock = threading.Lock()
         self._replicator: Replicator | None = None
         self._replicas: Replicas | None = None
@@ -193,7 +196,7 @@ class Exchange:
         try:
             got = replicator.fetch(
                 list(sources),
-                allocate=lambda _, sizes: room.allocate(sizes, keep=keep),
+                allocate=lambda _, sizes: room.allocate(sizes, keep=keep and self._keeps),
                 verify=lambda _, buffers: _verify(record, buffers),
                 timeout_s=timeout_s,
                 header=record.to_json(),
@@ -313,7 +316,7 @@ class Exchange:
                 rank=self._rank,
                 remedy="set it to the same value on all nodes",
             )
-        if self._replicas is None:
+        if self._replicas is None and self._keeps:
             self._replicas = Replicas(
                 self._session.seat,
                 job_id=config.job_id,
@@ -330,7 +333,7 @@ class Exchange:
         return Replicator(
             transport,
             holders=joined.placement.holders,
-            sink=self._replicas,
+            sink=self._replicas or NoReplicas(),
             timeout_s=config.deadline_s * _SHARE,
             queue_depth=_QUEUE_DEPTH,
         )
