@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from mlflashpoint.core import lifeline
 from mlflashpoint.core.channel import Store
 from mlflashpoint.core.checkpoint_id_types import CheckpointContainerId
 from mlflashpoint.core.onlooker import Onlooker
@@ -198,6 +199,7 @@ class CheckpointObjectManager:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(group=state["group"], **state["settings"])  # type: ignore[misc]
         self._reached.update(state["reached"])
+        lifeline.hold()
 
 
 #: the open stores of this process, by group and base container
