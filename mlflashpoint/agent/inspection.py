@@ -16,7 +16,8 @@ from typing import Any
 from mlflashpoint.agent import bootstrap, policy, start, status
 from mlflashpoint.agent.frameworks import FRAMEWORKS
 from mlflashpoint.agent.install import FILE_NAME
-from mlflashpoint.core.container import check_container, existing_folder, filesystem_kind
+from mlflashpoint.core.container import check_container
+from mlflashpoint.core.filesystem import existing_folder, filesystem_kind
 from mlflashpoint.errors import FlashpointError, SettingError
 from mlflashpoint.replication import transports
 from mlflashpoint.settings import KNOBS, StoreConfig, job_id_from, unknown_settings

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflashpoint.core.files import read_file, write_file
+from mlflashpoint.core.filesystem import MEMORY_KINDS, existing_folder, filesystem_kind
 from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.core.record import FORMAT_VERSION
 from mlflashpoint.errors import ContainerError, ForeignContainerError, StoreFullError
@@ -28,8 +29,6 @@ IDENTITY_FILE = "container.json"
 DEFAULT_GROUP = "default"
 _SETTING = "MLFLASHPOINT_BASE_CONTAINER"
 _MAX_IDENTITY_BYTES = 64 << 10
-#: kinds of file system that are node-local memory
-MEMORY_KINDS = ("tmpfs", "ramfs")
 
 
 @dataclass(frozen=True)
@@ -129,11 +128,6 @@ def look_into(path: Path) -> Container | None:
     return read_container(path)
 
 
-def existing_folder(path: Path) -> Path:
-    """The path itself, or the nearest folder above it that exists; raises OSError."""
-    return next(folder for folder in (path, *path.parents) if folder.exists())
-
-
 def read_container(path: Path) -> Container | None:
     """The container at ``path`` as its identity file says, None if it has none; makes nothing, checks no owner.
 
@@ -165,18 +159,6 @@ def read_container(path: Path) -> Container | None:
             remedy="use the mlflashpoint release that made it, or remove it with 'mlflashpoint clean'",
         )
     return Container(path=path, **raw)
-
-
-def filesystem_kind(path: Path) -> str:
-    """Kind of file system that holds ``path`` (``tmpfs``, ``ext4``, ...), ``unknown`` if the kernel does not tell."""
-    device = os.stat(path).st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    with contextlib.suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
-        for line in mounts:
-            mount, _, source = line.partition(" - ")
-            if mount.split(" ")[2] == wanted:
-                return source.split(" ")[0]
-    return "unknown"
 
 
 def _check_kind(config: StoreConfig) -> None:

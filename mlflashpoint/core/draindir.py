@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from mlflashpoint.core.container import MEMORY_KINDS, existing_folder, filesystem_kind
+from mlflashpoint.core.filesystem import MEMORY_KINDS, existing_folder, filesystem_kind
 from mlflashpoint.core.holding import Holding
 from mlflashpoint.core.reader import ShardReader
 from mlflashpoint.core.record import DRAIN_NODE, ShardCopy, ShardRecord

@@ -8,44 +8,31 @@ and never the job, and no call waits longer than it was told to.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
-import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
-from mlflashpoint.core.counters import Counters, Stats, as_flashpoint
+from mlflashpoint.core.counters import Counters, Stats
+from mlflashpoint.core.endpoint import Endpoint
 from mlflashpoint.core.fetched import Fetched, RoomFor
 from mlflashpoint.core.holding import Holding
 from mlflashpoint.core.lagfile import SeatLag
-from mlflashpoint.core.orphans import free_replicas
 from mlflashpoint.core.placement import Placement
 from mlflashpoint.core.reader import ShardReader
 from mlflashpoint.core.record import ShardCopy, ShardRecord
-from mlflashpoint.core.replicas import NoReplicas, Parcel, Replicas
+from mlflashpoint.core.replicas import Parcel
 from mlflashpoint.core.rotation import Version
 from mlflashpoint.core.session import Session
 from mlflashpoint.core.slot import Slot
 from mlflashpoint.errors import FlashpointError, ReplicationError
 from mlflashpoint.replication.delivery import Delivery, OutgoingShard, ReplicationLag
 from mlflashpoint.replication.gather import Source
-from mlflashpoint.replication.replicator import Replicator
-from mlflashpoint.replication.transport import Identity
-from mlflashpoint.replication.transports import SETTING, make_transport
 
 log = logging.getLogger("mlflashpoint.core")
 
-#: part of the deadline in which a replica has to be acknowledged: whoever waits for it must not be the first to give up
-_SHARE = 0.5
-#: deliveries at once: one for each slot, and one that rebuilds
-_QUEUE_DEPTH = 4
 #: how long a save may be held up by somebody who still reads what it is about to overwrite; digests tell him then
 _WITHDRAW_S = 2.0
-#: a host name that does not resolve may take many seconds to say so
-_RETRY_S = 30.0
-_NOTHING = ReplicationLag(0, 0, 0.0, 0, 0, 0, 0, "")
 
 
 class Exchange:
@@ -73,17 +60,11 @@ class Exchange:
         self._session = session
         self._counters = counters
         self._keep = keep
-        self._obsolete = obsolete
         self._began = began
         self._keeps = keeps
-        self._lock = threading.Lock()
-        self._replicator: Replicator | None = None
-        self._replicas: Replicas | None = None
+        self._endpoint = Endpoint(session, obsolete=obsolete, reused=self.withdraw, keeps=keeps)
         self._offered: dict[Path, str] = {}
-        self._problem: FlashpointError | None = None
-        self._retry_at = 0.0
-        self._last = self._reported = _NOTHING
-        self._closed = False
+        self._reported = self._endpoint.lag()
 
     @property
     def placement(self) -> Placement:
@@ -104,13 +85,14 @@ class Exchange:
     @property
     def receiving(self) -> bool:
         """Whether a replica is coming in at this moment."""
-        return self._replicas is not None and self._replicas.receiving
+        replicas = self._endpoint.replicas
+        return replicas is not None and replicas.receiving
 
     def open(self) -> None:
         """Be there for the others, if there are any. Raises nothing: what fails is logged, and tried again."""
-        if self.linked and self._replicator is None:
+        if self.linked and self._endpoint.replicator is None:
             try:
-                self._open()
+                self._endpoint.open()
             except FlashpointError as error:
                 self._counters.failure("this rank can't reach other nodes", error)
 
@@ -125,7 +107,7 @@ class Exchange:
         Raises:
             FlashpointError: it can't even begin; ``over`` is not called then.
         """
-        delivery = self._open().submit(self._outgoing(Holding.of(slot, record)))
+        delivery = self._endpoint.open().submit(self._outgoing(Holding.of(slot, record)))
         delivery.add_done_callback(lambda done: over(_error_of(done)))
 
     def rebuild(self, copies: Sequence[ShardCopy], holding: Callable[[], Holding]) -> None:
@@ -140,7 +122,7 @@ class Exchange:
         try:
             shard = self._outgoing(holding())
             log.info("rank %d rebuilds its replicas of step %d on ranks %s", self._rank, shard.step, lacking)
-            self._open().submit(shard, holders=lacking)
+            self._endpoint.open().submit(shard, holders=lacking)
         except FlashpointError as error:
             self._counters.failure("the replicas could not be rebuilt", error)
 
@@ -148,7 +130,7 @@ class Exchange:
         """Let other nodes fetch these copies on this node, each under its slot's name, until ``withdraw``."""
         self.withdraw()
         try:
-            replicator = self._open()
+            replicator = self._endpoint.open()
         except FlashpointError as error:
             self._counters.failure("other nodes can't fetch what this rank holds", error)
             return
@@ -169,7 +151,7 @@ class Exchange:
         Waits a moment for those who still read.
         """
         for path in list(self._offered) if slot is None else [slot]:
-            key, replicator = self._offered.pop(path, None), self._replicator
+            key, replicator = self._offered.pop(path, None), self._endpoint.replicator
             if key is None or replicator is None:
                 continue
             try:
@@ -190,8 +172,8 @@ class Exchange:
             FlashpointError: this rank can't reach other nodes.
         """
         record = copies[0].record
-        replicator = self._open()
-        room = RoomFor(record, self._session.seat, self._replicas, own=not self._began())
+        replicator = self._endpoint.open()
+        room = RoomFor(record, self._session.seat, self._endpoint.replicas, own=not self._began())
         sources = {Source(copy.holder, copy.slot): copy for copy in copies}
         try:
             got = replicator.fetch(
@@ -213,13 +195,7 @@ class Exchange:
         Raises nothing: they only take up memory.
         """
         try:
-            with self._lock:
-                if self._replicas is not None and not self._closed:
-                    freed = self._replicas.free_strays(self.placement.owners)
-                elif self._session.joined_already is not None and not self.linked:
-                    freed = free_replicas(self._session.seat)
-                else:
-                    return
+            freed = self._endpoint.free_strays()
         except (FlashpointError, OSError) as error:
             log.warning("old replicas could not be freed: %s", error)
             return
@@ -228,12 +204,12 @@ class Exchange:
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Whether nothing is on its way to other nodes within ``timeout_s`` seconds."""
-        return self._replicator is None or self._replicator.wait_idle(timeout_s)
+        replicator = self._endpoint.replicator
+        return replicator is None or replicator.wait_idle(timeout_s)
 
     def lag(self) -> ReplicationLag:
         """How far the replicas are behind."""
-        replicator = self._replicator
-        return self._last if replicator is None else replicator.lag()
+        return self._endpoint.lag()
 
     def stats(self) -> Stats:
         """The lag in numbers, for metrics; bytes, seconds and counts."""
@@ -246,7 +222,7 @@ class Exchange:
             "replicas_failed": lag.failed,
             "replicas_received": lag.received,
             "replicas_refused": lag.refused,
-            "replica_last_error": lag.last_error or str(self._problem or ""),
+            "replica_last_error": lag.last_error or str(self._endpoint.problem or ""),
         }
 
     def report(self) -> None:
@@ -264,20 +240,8 @@ class Exchange:
 
     def close(self, timeout_s: float) -> None:
         """End it all, bounded; may be called twice."""
-        self._closed = True
-        # Whoever holds the lock may be waiting for a name server.
-        locked = self._lock.acquire(timeout=max(0.1, timeout_s))
-        replicator, self._replicator = self._replicator, None
-        self._last = self._last if replicator is None else replicator.lag()
-        replicas, self._replicas = self._replicas, None
-        if locked:
-            self._lock.release()
+        self._endpoint.close(timeout_s)
         self._offered.clear()
-        if replicator is not None:
-            with contextlib.suppress(FlashpointError):
-                replicator.close(timeout_s=max(0.1, timeout_s))
-        if replicas is not None:
-            replicas.close()
 
     @property
     def _rank(self) -> int:
@@ -286,57 +250,6 @@ class Exchange:
     def _outgoing(self, holding: Holding) -> OutgoingShard:
         parcel = Parcel(holding.record, frozenset(self._keep()))
         return OutgoingShard(parcel.to_bytes(), holding.buffers, step=holding.record.step)
-
-    def _open(self) -> Replicator:
-        """The replicator, made at the first call; raises FlashpointError."""
-        with self._lock:
-            if self._closed:
-                raise ReplicationError("replication is closed", rank=self._rank)
-            if self._replicator is None:
-                if self._problem is not None and time.monotonic() < self._retry_at:
-                    raise self._problem
-                try:
-                    self._replicator = self._made()
-                except Exception as error:
-                    self._problem = as_flashpoint(error, rank=self._rank, step=-1)
-                    self._problem.step = None
-                    self._retry_at = time.monotonic() + _RETRY_S
-                    raise self._problem from error
-            return self._replicator
-
-    def _made(self) -> Replicator:
-        joined, config = self._session.joined(), self._session.config
-        if not joined.placement.linked:
-            raise ReplicationError("the job has no other node to reach", rank=self._rank)
-        if joined.placement.discord:
-            raise ReplicationError(
-                f"the ranks have chosen different transports: {joined.placement.discord}",
-                setting=SETTING,
-                value=config.transport,
-                rank=self._rank,
-                remedy="set it to the same value on all nodes",
-            )
-        if self._replicas is None and self._keeps:
-            self._replicas = Replicas(
-                self._session.seat,
-                job_id=config.job_id,
-                group=self._session.group,
-                obsolete=self._obsolete,
-                reused=self.withdraw,
-            )
-        # Another connection than that of small talk: whoever hangs on one must not hold up the other.
-        channel = self._session.fresh_channel().under(f"run-{joined.start.run}/replication")
-        identity = Identity(config.job_id, self._session.group, joined.start.number, self._rank)
-        transport = make_transport(
-            config.transport, channel.store, identity, connect_timeout_s=min(60.0, config.deadline_s * _SHARE)
-        )
-        return Replicator(
-            transport,
-            holders=joined.placement.holders,
-            sink=self._replicas or NoReplicas(),
-            timeout_s=config.deadline_s * _SHARE,
-            queue_depth=_QUEUE_DEPTH,
-        )
 
 
 def _error_of(delivery: Delivery) -> FlashpointError | None:

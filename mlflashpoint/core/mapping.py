@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from mlflashpoint.core.container import MEMORY_KINDS, filesystem_kind
 from mlflashpoint.core.files import file_error, open_regular
+from mlflashpoint.core.filesystem import MEMORY_KINDS, filesystem_kind
 from mlflashpoint.errors import ShardFormatError, StoreFullError
 
 _MADV_POPULATE_READ = 22

@@ -11,6 +11,7 @@ from typing import Any
 
 from mlflashpoint.core import sigterm
 from mlflashpoint.core.channel import Channel, Store
+from mlflashpoint.core.claims import CLAIMS
 from mlflashpoint.core.conversation import Conversation
 from mlflashpoint.core.counters import Counters, Stats, as_flashpoint
 from mlflashpoint.core.deadline import Deadline
@@ -18,19 +19,19 @@ from mlflashpoint.core.depot import Depot
 from mlflashpoint.core.drain import Drained, drain_of_given_up, drain_rank
 from mlflashpoint.core.ending import end
 from mlflashpoint.core.exchange import Exchange
+from mlflashpoint.core.loads import Loads
 from mlflashpoint.core.pipeline import Pipeline
 from mlflashpoint.core.planner import Wish
 from mlflashpoint.core.ranks import Ranks, ranks_from
 from mlflashpoint.core.reader import ShardReader
 from mlflashpoint.core.recovery import Recovery
-from mlflashpoint.core.registry import Registry
 from mlflashpoint.core.results import Loaded, SaveResult
 from mlflashpoint.core.saves import Saves
 from mlflashpoint.core.session import Session
-from mlflashpoint.errors import FlashpointError, StoreClosedError
+from mlflashpoint.errors import FlashpointError
 from mlflashpoint.settings import StoreConfig
 
-__all__ = ["Loaded", "Recovery", "Runtime", "SaveResult", "close_runtimes", "get_runtime"]
+__all__ = ["Loaded", "Recovery", "Runtime", "SaveResult"]
 
 log = logging.getLogger("mlflashpoint.core")
 
@@ -70,14 +71,11 @@ class Runtime:
         self.world_size = world_size
         self.local_rank = local_rank
         self.group = group
-        self._pid = os.getpid()
-        self._closed = False
-        base = os.path.realpath(config.base_container)
-        number = _runtimes.claim(self, base, group, rank=rank, local_rank=local_rank)
+        self._claim = CLAIMS.claim(self, config.base_container, group, rank=rank, local_rank=local_rank)
         try:
-            self._session = Session(config, Ranks(rank, world_size, local_rank), group, store, number)
+            self._session = Session(config, Ranks(rank, world_size, local_rank), group, store, self._claim.number)
         except BaseException:
-            self._closed = True
+            self._claim.release()
             raise
         self._counters = Counters()
         self._exchange = Exchange(
@@ -90,7 +88,8 @@ class Runtime:
         self._pipeline = Pipeline(self._session, self._counters, self._exchange)
         self._depot = Depot(self._session, self._exchange)
         self._conversation = Conversation(self._session, self._depot)
-        self._saves = Saves(self._session, self._pipeline, self._counters, self._release)
+        self._loads = Loads(self._session, self._pipeline.standing, self._exchange, self._depot, self._conversation)
+        self._saves = Saves(self._session, self._pipeline, self._counters, self._loads)
         if config.drain_dir is not None:
             sigterm.on_sigterm(
                 self, functools.partial(drain_rank, self._session, self._pipeline), config.drain_budget_s
@@ -129,7 +128,7 @@ class Runtime:
 
     @property
     def closed(self) -> bool:
-        return self._closed
+        return self._claim.released
 
     def save(
         self,
@@ -160,7 +159,7 @@ class Runtime:
         if self.config.drain_dir is not None:
             # A framework may have set a handler of its own meanwhile.
             sigterm.install()
-        result = self._saves.save(self._check_usable, state, step, topology, attributes or {}, wait)
+        result = self._saves.save(self._claim.check, state, step, topology, attributes or {}, wait)
         if result.error is not None and self.config.strict:
             raise result.error
         return result
@@ -173,7 +172,7 @@ class Runtime:
             reason: why; the other ranks' logs name it. Raises nothing itself.
         """
         try:
-            self._check_usable()
+            self._claim.check()
             self._saves.failed(step, reason)
         except Exception as error:
             named = as_flashpoint(error, rank=self.rank, step=step)
@@ -190,7 +189,7 @@ class Runtime:
             ok: this rank's vote.
         """
         try:
-            self._check_process()
+            self._claim.check_process()
             answer, reason = self._conversation.agree(key, ok)
         except FlashpointError as error:
             self._counters.failure(f"the ranks could not agree on {key}", error)
@@ -210,7 +209,7 @@ class Runtime:
             PeerError: there is no store to talk through.
         """
         del role
-        self._check_process()
+        self._claim.check_process()
         start = self._session.joined().start
         return self._session.channel().under(f"run-{start.run}/adapter")
 
@@ -219,7 +218,7 @@ class Runtime:
 
         False if it takes longer than ``timeout_s`` (None: ``deadline_s``).
         """
-        self._check_process()
+        self._claim.check_process()
         deadline = Deadline(self.config.deadline_s if timeout_s is None else timeout_s)
         return self._pipeline.flush(deadline.remaining_s) and self._exchange.wait_idle(deadline.remaining_s)
 
@@ -238,7 +237,7 @@ class Runtime:
         Raises:
             DeadlineExceededError: it is not settled by then.
         """
-        self._check_process()
+        self._claim.check_process()
         return self._pipeline.await_settled(step, self.config.deadline_s if timeout_s is None else timeout_s)
 
     @property
@@ -267,19 +266,9 @@ class Runtime:
             DeadlineExceededError: some ranks did not answer; names them. Raised on every rank.
             PeerError: the ranks can't talk to each other, or another one gave up.
         """
-        self._check_process()
+        self._claim.check_process()
         self.flush()
-        self._release()
-        decision = self._conversation.find(Wish(self.group, durable_step, topology, reshard))
-        self._pipeline.standing.rebase(decision.complete)
-        if decision.recovery is not None and decision.recovery.world_size == self.world_size:
-            # Now, and not at the next save: until then one more loss would be the end of the version.
-            self._depot.rebuild(decision.recovery.sources.get(self.rank, ()))
-        log.debug("rank %d: %s", self.rank, decision.reason)
-        if decision.recovery is None and self.problem is not None:
-            # Who asks takes it for a first start.
-            log.error("rank %d can load nothing from memory, where there may be a version: %s", self.rank, self.problem)
-        return decision.recovery
+        return self._loads.find(Wish(self.group, durable_step, topology, reshard))
 
     def load(self, recovery: Recovery, *, into: Any = None) -> Loaded:
         """Load this rank's shard of what ``find_latest`` found.
@@ -294,13 +283,8 @@ class Runtime:
             NoVersionError: no copy of the shard can be read any more.
         """
         recovery.require_world(self.world_size, rank=self.rank)
-        reader = self.load_shard(recovery, self.rank)
-        try:
-            state = reader.state(into=into)
-            self._saves.loaded_step = recovery.step
-            return Loaded(state, recovery.step, reader.attributes, reader.record)
-        finally:
-            reader.close()
+        self._claim.check_process()
+        return self._loads.load(recovery, into=into)
 
     def load_shard(self, recovery: Recovery, rank: int) -> ShardReader:
         """The shard of any rank of the version, for resharding; close the reader before the next save.
@@ -309,8 +293,8 @@ class Runtime:
             NoVersionError: no copy of it can be read here.
             PeerError: the plan does not list it, or can't be asked.
         """
-        self._check_process()
-        return self._depot.first_of(self._conversation.sources(recovery, rank), shard=rank, step=recovery.step)
+        self._claim.check_process()
+        return self._loads.shard(recovery, rank)
 
     def resumed(self, step: int) -> None:
         """Tell from which step training goes on, 0 or below for from nothing; every rank, before the first save.
@@ -318,7 +302,7 @@ class Runtime:
         Versions of earlier starts above it are abandoned for good. Called again after saves, it is a rollback
         within this process.
         """
-        self._check_process()
+        self._claim.check_process()
         self._saves.resumed(step if step > 0 else -1)
 
     def stats(self) -> Stats:
@@ -333,7 +317,7 @@ class Runtime:
         Raises:
             DrainError: there is no directory, no room in it or no time for even one shard.
         """
-        self._check_process()
+        self._claim.check_process()
         return drain_rank(self._session, self._pipeline)
 
     def discard(self) -> None:
@@ -341,15 +325,14 @@ class Runtime:
 
         For the end of a training that went well: the ranks ``agree`` on that first, for none can recover afterwards.
         """
-        self._check_usable()
+        self._claim.check()
         self.close(discard=True)
 
     def close(self, *, discard: bool = False) -> None:
         """Finish the background work, bounded, and give the seat up; may be called twice."""
         sigterm.forget(self)
-        if self._closed or self._pid != os.getpid():
+        if not self._claim.release():
             return
-        self._closed = True
         sigterm.wait()
         end(self._session, self._pipeline, self._exchange, self._depot, discard=discard)
 
@@ -358,45 +341,7 @@ class Runtime:
 
         The scheduler's signal, or a launcher's, may reach this process alone, which was the one to save before.
         """
-        drain = None if self._closed else drain_of_given_up(self._session)
+        drain = None if self.closed else drain_of_given_up(self._session)
         self.close()
         if drain is not None:
             sigterm.on_sigterm(self, drain, self.config.drain_budget_s)
-
-    def _release(self) -> None:
-        """Nothing is read here any more; nor on other nodes, once a save of this start is complete on all of them."""
-        self._depot.close()
-        if self._pipeline.standing.superseded:
-            self._exchange.withdraw()
-
-    def _check_usable(self) -> None:
-        self._check_process()
-        if self._closed:
-            raise StoreClosedError("the store is closed", path=self.config.base_container, remedy="make a new one")
-
-    def _check_process(self) -> None:
-        # Locks and threads of the parent don't work in a forked child, and the seat is the parent's.
-        if self._pid != os.getpid():
-            raise FlashpointError(
-                f"the runtime belongs to process {self._pid}, this one was forked from it",
-                remedy="save and resume in the training process",
-            )
-
-
-_runtimes: Registry[Runtime] = Registry(lambda group: Runtime.from_env(group=group))
-
-
-def get_runtime(group: str = "default") -> Runtime:
-    """Return the process's runtime for ``group``, made from the environment at the first call.
-
-    Raises:
-        RankUnknownError: neither torch.distributed nor the environment tells the ranks.
-        SettingError: a setting is malformed, or there is no job id.
-        StoreInUseError: this process has one that it has made otherwise.
-    """
-    return _runtimes.get(group)
-
-
-def close_runtimes() -> None:
-    """Close every runtime of this process, bounded; also done at exit."""
-    _runtimes.close_all()

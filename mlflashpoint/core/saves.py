@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mlflashpoint.core.counters import Counters, as_flashpoint, log_record
+from mlflashpoint.core.loads import Loads
 from mlflashpoint.core.pipeline import Pipeline
 from mlflashpoint.core.results import SaveResult
 from mlflashpoint.core.session import Session
@@ -24,18 +25,16 @@ class Saves:
         session: an opened session.
         pipeline: does the work.
         counters: where to count.
-        release: called before a slot may be overwritten, to close what is still open for reading.
+        loads: what is still open for reading there is closed before a slot may be overwritten.
     """
 
-    def __init__(self, session: Session, pipeline: Pipeline, counters: Counters, release: Callable[[], None]) -> None:
+    def __init__(self, session: Session, pipeline: Pipeline, counters: Counters, loads: Loads) -> None:
         self._session = session
         self._pipeline = pipeline
         self._counters = counters
-        self._release = release
+        self._loads = loads
         self._seq = 0
         self._last: SaveResult | None = None
-        #: step of what was last loaded, for a job that does not say from where it went on
-        self.loaded_step: int | None = None
 
     def save(
         self, check: Callable[[], None], state: Any, step: int, topology: str, attributes: Attributes, wait: bool
@@ -101,8 +100,8 @@ class Saves:
             log.warning("step %d follows step %d: taken for a rollback, older versions do not count", step, last.step)
             self._roll_back(-1)
         elif last is None and self._session.resumed_from[-1] is None:
-            self.resumed(-1 if self.loaded_step is None else self.loaded_step)
-        self._release()
+            self.resumed(-1 if self._loads.step is None else self._loads.step)
+        self._loads.release()
         return Ticket(step=step, epoch=self._session.epoch, topology=topology)
 
     def _roll_back(self, step: int) -> None:

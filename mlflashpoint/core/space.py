@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from mlflashpoint.core.container import MEMORY_KINDS, filesystem_kind
 from mlflashpoint.core.files import file_error
+from mlflashpoint.core.filesystem import MEMORY_KINDS, filesystem_kind
 
 _CGROUP = Path("/sys/fs/cgroup")
 

@@ -21,7 +21,7 @@ pytestmark = [
 #: a memory save behind the framework's own, by the real store
 FUNCTIONS = """
 def remember(call, instance, args, kwargs):
-    from mlflashpoint.core.runtime import get_runtime
+    from mlflashpoint.core.runtimes import get_runtime
     result = call()
     assert get_runtime().save({"weights": args[0]}, step=kwargs["step"]).ok
     return result
@@ -29,7 +29,7 @@ def remember(call, instance, args, kwargs):
 
 JOB = """
 import fw.core, os, signal, torch
-from mlflashpoint.core.runtime import get_runtime
+from mlflashpoint.core.runtimes import get_runtime
 assert get_runtime().find_latest() is None
 weights = torch.zeros(4 << 20)
 for step in (1, 2, 3):
@@ -42,7 +42,7 @@ weights.fill_(99)
 
 RESUME = """
 import torch
-from mlflashpoint.core.runtime import get_runtime
+from mlflashpoint.core.runtimes import get_runtime
 recovery = get_runtime().find_latest()
 weights = get_runtime().load(recovery).state["weights"]
 print(recovery.step, bool((weights == recovery.step).all()), weights.numel())

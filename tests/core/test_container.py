@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from mlflashpoint.core import container as module
-from mlflashpoint.core.container import check_container, filesystem_kind, open_container, read_container
+from mlflashpoint.core.container import check_container, open_container, read_container
 from mlflashpoint.core.files import replace_file
+from mlflashpoint.core.filesystem import filesystem_kind
 from mlflashpoint.errors import ContainerError, ForeignContainerError, SettingError, StoreFullError
 from mlflashpoint.settings import StoreConfig
 
@@ -118,10 +119,6 @@ def test_a_file_system_that_is_no_memory_is_refused_unless_allowed(tmp_path):
     with pytest.raises(ContainerError, match=r"not on tmpfs.*MLFLASHPOINT_ALLOW_NON_TMPFS=1"):
         open_container(config(tmp_path / "base"))
     assert open_container(config(tmp_path / "base", allow_non_tmpfs=True)).job_id == "job-1"
-
-
-def test_the_kind_of_a_tmpfs_is_known():
-    assert filesystem_kind(Path("/dev/shm")) == "tmpfs"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a small tmpfs")

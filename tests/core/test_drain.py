@@ -15,9 +15,9 @@ import pytest
 from mlflashpoint import cli
 from mlflashpoint.core import draindir
 from mlflashpoint.core.arena import scan_seat
-from mlflashpoint.core.container import MEMORY_KINDS, filesystem_kind
 from mlflashpoint.core.drain import drain_seat
 from mlflashpoint.core.draindir import DrainDir
+from mlflashpoint.core.filesystem import MEMORY_KINDS, filesystem_kind
 from mlflashpoint.core.runtime import Runtime
 from mlflashpoint.errors import OverwrittenError, SettingError
 from mlflashpoint.settings import StoreConfig

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from mlflashpoint.core import saver
-from mlflashpoint.core.runtime import Runtime, close_runtimes, get_runtime
+from mlflashpoint.core.runtime import Runtime
 from mlflashpoint.errors import (
     ContainerError,
     DeadlineExceededError,
@@ -466,15 +466,3 @@ def test_several_ranks_without_a_local_rank_are_refused(base):
     del environ["LOCAL_RANK"]
     with pytest.raises(RankUnknownError, match="LOCAL_RANK"):
         Runtime.from_env(environ, base_container=base)
-
-
-def test_one_runtime_per_group_serves_the_whole_process(base, monkeypatch):
-    for name, value in {**ENVIRON, "MLFLASHPOINT_BASE_CONTAINER": str(base)}.items():
-        monkeypatch.setenv(name, value)
-    first = get_runtime()
-    assert get_runtime() is first
-    assert get_runtime("critic") is not first
-    close_runtimes()
-    assert first.closed
-    assert get_runtime() is not first
-    close_runtimes()

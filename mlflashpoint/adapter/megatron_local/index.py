@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mlflashpoint.adapter.megatron_local import durable, tensor_aware
-from mlflashpoint.core.runtime import Recovery, Runtime, get_runtime
+from mlflashpoint.core.runtime import Recovery, Runtime
+from mlflashpoint.core.runtimes import get_runtime
 from mlflashpoint.errors import FlashpointError
 
 log = logging.getLogger("mlflashpoint.adapter.megatron")
