@@ -16,6 +16,7 @@ class FromMemory:
         path: the version's virtual folder ``<base container>/step-<n>_ckpt``.
         state: this rank's state as its kind captured it.
         attributes: as the kind gave them.
+        place: where the version lies, in words.
         rng: state of the random number generators, see ``mlflashpoint.adapter.lightning.rng``.
     """
 
@@ -24,3 +25,4 @@ class FromMemory:
     state: Mapping[str, Any] = field(repr=False)
     attributes: Mapping[str, Any] = field(repr=False)
     rng: Mapping[str, Any] | None = field(repr=False, default=None)
+    place: str = "memory"

@@ -68,7 +68,8 @@ class Search:
                 raise error
             return None
         _log.info(
-            "going on from memory, step %d, not from %s: %s",
+            "going on from %s, step %d, not from %s: %s",
+            recovery.place,
             recovery.step,
             _named(durable, durable_step),
             recovery.reason,
@@ -95,7 +96,8 @@ class Search:
             )
         self._kind.check(trainer, stored["state"])
         path = self._path_of(recovery.step)
-        return FromMemory(recovery.step, path, stored["state"], attributes, stored["rng"] if same else None)
+        rng = stored["rng"] if same else None
+        return FromMemory(recovery.step, path, stored["state"], attributes, rng, recovery.place)
 
 
 def _named(durable: object, step: int | None) -> str:
