@@ -74,9 +74,7 @@ class Session:
         self._seat: Path | None = None
         self._seat_lock: SeatLock | None = None
         try:
-            self._container = open_container(config)
-            self._seat = self._container.seat_dir(group, ranks.local_rank)
-            self._seat_lock = SeatLock(self._seat, wait_s=min(_SEAT_WAIT_S, config.deadline_s))
+            self._enter()
         except FlashpointError as error:
             error.rank = ranks.rank
             self.problem = error
@@ -210,6 +208,12 @@ class Session:
         if self._seat_lock is not None:
             self._seat_lock.release()
         self._channel = None
+
+    def _enter(self) -> None:
+        """Open the container and take the seat; raises ContainerError."""
+        self._container = open_container(self.config)
+        self._seat = self._container.seat_dir(self.group, self.ranks.local_rank)
+        self._seat_lock = SeatLock(self._seat, wait_s=min(_SEAT_WAIT_S, self.config.deadline_s))
 
     def _store(self) -> Store:
         if self.ranks.world_size == 1 and self._given_store is None:
