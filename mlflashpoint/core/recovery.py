@@ -41,6 +41,7 @@ class Recovery:
         version: names the version; its ``world_size`` differs from the job's if it is to be resharded.
         group: the group of ranks.
         reason: one line: why this one.
+        place: where it lies, in words; see ``RecoveryPlan``.
         skipped: versions that were passed over, newest first, each with its reason.
         sources: copies of the shards that this rank checked, best first, by rank of the version.
         where: prefix in the job's store under which the sources of all other shards are listed.
@@ -50,6 +51,7 @@ class Recovery:
     version: VersionKey
     group: str
     reason: str
+    place: str = "memory"
     skipped: tuple[SkippedVersion, ...] = ()
     sources: Mapping[int, tuple[ShardCopy, ...]] = field(default_factory=dict, repr=False)
     where: str = field(default="", repr=False)
@@ -182,6 +184,7 @@ def _recover(room: Room, me: Member, members: Sequence[Member], depot: Depot, wi
                 version=version,
                 group=str(header["group"]),
                 reason=decision.reason,
+                place=str(header.get("place", "memory")),
                 skipped=decision.skipped,
                 sources=checked,
                 where=f"plan-{attempt}",

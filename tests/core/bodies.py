@@ -33,6 +33,23 @@ def save_steps(me, steps, resumed=None, *, whole=True, **options):
     return {"found": found, "saved": results, "stats": runtime.stats(), "logs": me.logs}
 
 
+def await_drain_look():
+    """Wait for the look at the drain directory that a start takes in the background."""
+    for thread in threading.enumerate():
+        if thread.name == "mlflashpoint-drain-look":
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+def look_at_drain_dir(me):
+    """Start, and no more; tells what was logged."""
+    runtime = me.runtime()
+    runtime.find_latest()
+    await_drain_look()
+    runtime.close()
+    return me.logs
+
+
 def settle(runtime, step):
     """Wait a while for the verdict on ``step``: another rank may have been the last to commit."""
     give_up = time.monotonic() + 10
