@@ -106,8 +106,10 @@ class SimPool(SlotPool):
             if index is not None or verdict() is False:
                 return index
             self.sim.schedule.point()
-            # The answer of a store that answers is waited for.
-            patience -= not (wait_s > BUSY_WAIT_S and verdict() is None)
+            # The answer of a store that answers is waited for: what was decided, and that a version which is complete,
+            # as somebody has seen who opened the gate, makes room here as well.
+            awaited = verdict() is None or (verdict() and self.open_versions())
+            patience -= not (wait_s > BUSY_WAIT_S and awaited)
         return None
 
 
@@ -318,8 +320,9 @@ class Simulation:
                 if not saves_it:
                     saves.resumed(step)
                 elif self.chance(self.save_faults):
-                    # Where a rank begins nothing at all between two rollbacks, it does not know the second for one.
-                    if number == 0 or not plan[number - 1][0]:
+                    # Some say nothing at all, all the way from one rollback to the next; but one that has never begun
+                    # anything takes the first rollback for a correction of where it started.
+                    if number == 0 or self.decide() % 2:
                         saves.failed(step, OSError("nothing to save"))
                 else:
                     result = saves.save(lambda: None, {}, step, "", {}, False)
