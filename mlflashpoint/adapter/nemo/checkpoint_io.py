@@ -72,7 +72,7 @@ class MLFlashpointCheckpointIO(CheckpointIO):  # type: ignore[misc, valid-type]
         found = found_version(self.session, self.trainer, self.routing, path)
         template = kwargs["sharded_state_dict"] if "sharded_state_dict" in kwargs else args[0]
         loaded = local_state.join(found.state, template)
-        self.session.used(found)
+        self.session.used(self.trainer, found)
         return loaded
 
     def load_content_metadata(self, path: Any = None, preloaded_state_dict: Any = None) -> Any:
