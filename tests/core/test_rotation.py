@@ -23,6 +23,7 @@ from mlflashpoint.core.record import ShardCopy, ShardRecord
 from mlflashpoint.core.rotation import Tenant, Version, choose_slot, may_overwrite, slots_needed
 from mlflashpoint.core.saves import Saves
 from mlflashpoint.errors import PeerError
+from mlflashpoint.replication.delivery import ReplicationLag
 from tests.core.memberships import Membership
 from tests.core.schedule import Schedule
 
@@ -148,6 +149,9 @@ class SimExchange:
                 # What is on its way to another node may not change before it is there.
                 assert slot.record == record, "overwritten while it was being sent"
                 over(PeerError("not acknowledged") if self.sim.chance(self.sim.replica_faults) else None)
+
+    def lag(self):
+        return ReplicationLag(len(self.under_way), len(self.under_way), 0.0, 0, 0, 0, 0, "")
 
     def open(self): ...
     def report(self): ...
@@ -326,6 +330,9 @@ class Simulation:
                         saves.failed(step, OSError("nothing to save"))
                 else:
                     result = saves.save(lambda: None, {}, step, "", {}, False)
+                    # A save may fail, but not for what is wrong with the simulation.
+                    cause = None if result.error is None else result.error.__cause__
+                    assert not isinstance(cause, (AttributeError, TypeError, AssertionError)), repr(cause)
                     save = session.number(session.epoch), step
                     self.skipped.setdefault(save, {})[rank] = result.skipped
 
