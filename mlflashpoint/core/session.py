@@ -79,13 +79,12 @@ class Session:
         self._joined: Joined | None = None
         #: steps that training went on from: at the start, and after each rollback within this process
         self.resumed_from: list[int | None] = [None]
+        self._own = own
         self._container: Container | None = None
         self._seat: Path | None = None
         self._seat_lock: SeatLock | None = None
         try:
-            self._container = open_container(config, own)
-            self._seat = self._container.seat_dir(group, ranks.local_rank)
-            self._seat_lock = SeatLock(self._seat, wait_s=min(_SEAT_WAIT_S, config.deadline_s))
+            self._enter()
         except FlashpointError as error:
             error.rank = ranks.rank
             self.problem = error
@@ -219,6 +218,12 @@ class Session:
         if self._seat_lock is not None:
             self._seat_lock.release()
         self._channel = None
+
+    def _enter(self) -> None:
+        """Open the container and take the seat; raises ContainerError."""
+        self._container = open_container(self.config, self._own)
+        self._seat = self._container.seat_dir(self.group, self.ranks.local_rank)
+        self._seat_lock = SeatLock(self._seat, wait_s=min(_SEAT_WAIT_S, self.config.deadline_s))
 
     def _store(self) -> Store:
         if self.ranks.world_size == 1 and self._given_store is None:

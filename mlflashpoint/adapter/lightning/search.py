@@ -55,7 +55,10 @@ class Search:
             _log.info("nothing newer in memory than %s", _named(durable, durable_step))
             return None
         tried = attempt(
-            runtime, _USABLE, f"loading step {recovery.step} from memory", lambda: self._load(trainer, recovery)
+            runtime,
+            _USABLE,
+            f"loading step {recovery.step} from {recovery.place}",
+            lambda: self._load(trainer, recovery),
         )
         found = tried.value
         if found is None:
@@ -105,10 +108,10 @@ class Search:
             stored["state"],
             attributes,
             # what is each rank's own
-            stored["rng"] if same else None,
-            stored.get("logged") if same else None,
-            stored.get("tuned", {}),
-            recovery.place,
+            rng=stored["rng"] if same else None,
+            logged=stored.get("logged") if same else None,
+            tuned=stored.get("tuned", {}),
+            place=recovery.place,
         )
 
 
