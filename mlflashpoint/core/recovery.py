@@ -150,6 +150,7 @@ def recover(room: Room, me: Member, members: Sequence[Member], depot: Depot, wis
 
 
 def _recover(room: Room, me: Member, members: Sequence[Member], depot: Depot, wish: Wish) -> Decision:
+    room.enter()
     # Every rank has waited for its own background work: a list made before would lack the newest shards.
     room.arrive("flushed")
     if me.leader or depot.remote:
@@ -165,7 +166,7 @@ def _recover(room: Room, me: Member, members: Sequence[Member], depot: Depot, wi
         talk = room.channel.under(f"plan-{attempt}")
         if planner is not None:
             planner.publish(talk)
-        header = room.until(partial(talk.read, "header"), lambda: "rank 0 did not answer (planned)")
+        header = room.until(partial(talk.read, "header"), lambda: room.held_up("flushed", "listed", then="planned"))
         decision, version = _from_header(header)
         if version is None:
             return decision
@@ -178,7 +179,8 @@ def _recover(room: Room, me: Member, members: Sequence[Member], depot: Depot, wi
         if planner is not None:
             room.all_arrived(f"checked-{attempt}")
             talk.post("agreed", planner.settle(talk))
-        if room.until(partial(talk.read, "agreed"), lambda: "rank 0 did not answer (settled)") is True:
+        waits = partial(room.held_up, f"checked-{attempt}", then="settled")
+        if room.until(partial(talk.read, "agreed"), waits) is True:
             recovery = Recovery(
                 step=version.step,
                 version=version,

@@ -21,7 +21,7 @@ def test_without_a_common_version_there_is_none():
 
 def test_a_process_with_a_problem_or_without_an_answer_is_told_to_all():
     assert _choose([[NEW], "no permission"])["problem"] == "no permission"
-    assert "did not say" in _choose(None)["problem"]
+    assert "ranks 1, 3 did not answer" in _choose([[NEW], None, [OLD], None])["problem"]
 
 
 @pytest.mark.multiprocess

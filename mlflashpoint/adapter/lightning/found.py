@@ -16,8 +16,10 @@ class FromMemory:
         path: the version's virtual folder ``<base container>/step-<n>_ckpt``.
         state: this rank's state as its kind captured it.
         attributes: as the kind gave them.
-        place: where the version lies, in words.
         rng: state of the random number generators, see ``mlflashpoint.adapter.lightning.rng``.
+        logged: what the fit had logged, see ``mlflashpoint.adapter.lightning.logged``.
+        tuned: what a search had found before the training, see ``mlflashpoint.adapter.lightning.tuners``.
+        place: where the version lies, in words.
     """
 
     step: int
@@ -25,4 +27,6 @@ class FromMemory:
     state: Mapping[str, Any] = field(repr=False)
     attributes: Mapping[str, Any] = field(repr=False)
     rng: Mapping[str, Any] | None = field(repr=False, default=None)
+    logged: Mapping[str, Any] | None = field(repr=False, default=None)
+    tuned: Mapping[str, Any] = field(repr=False, default_factory=dict)
     place: str = "memory"

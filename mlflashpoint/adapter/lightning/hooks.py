@@ -11,15 +11,17 @@ import json
 import logging
 import os
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mlflashpoint.adapter.lightning import ends, fits, recorder
+from mlflashpoint.adapter.lightning import ends, fits, recorder, tuners
 from mlflashpoint.adapter.lightning.cadence import Cadence
 from mlflashpoint.adapter.lightning.fits import session_of
 from mlflashpoint.adapter.lightning.kinds import diverted, kind_of
 from mlflashpoint.adapter.lightning.named import NamedCheckpoint
 from mlflashpoint.adapter.lightning.packages import is_fitting, pytorch_package
+from mlflashpoint.adapter.lightning.places import lies_in
 from mlflashpoint.adapter.lightning.session import FitSession
 from mlflashpoint.adapter.lightning.store import base_of, store_opener
 from mlflashpoint.errors import FlashpointError, StoreInUseError, UnsupportedStrategyError
@@ -29,12 +31,19 @@ _log = logging.getLogger(__name__)
 
 _Arguments = tuple[Any, ...]
 
+#: Trainers whose fit is under way without a session, for a reason that the log tells
+_without: weakref.WeakSet[Any] = weakref.WeakSet()
+
 
 def run(call: Any, trainer: Any, args: _Arguments, kwargs: Mapping[str, Any]) -> Any:
     """Around ``Trainer._run``."""
     session = _begin(trainer)
     if session is None:
-        return call()
+        _without.add(trainer)
+        try:
+            return call()
+        finally:
+            _without.discard(trainer)
     success = False
     try:
         result = call()
@@ -56,7 +65,7 @@ def callbacks_attached(result: Any, connector: Any, args: _Arguments, kwargs: Ma
         return
     if session is not None:
         recorder.attach(trainer, session)
-    elif interval() is not None and not trainer.fast_dev_run:
+    elif trainer not in _without and interval() is not None and not trainer.fast_dev_run:
         # The agent lets a fit within a fit through, so ``run`` does not see it.
         try:
             fits.refuse_second(trainer)
@@ -72,11 +81,19 @@ def resume_start(call: Any, connector: Any, args: _Arguments, kwargs: Mapping[st
         return call()
     if session.decided and session.found is None:
         return call()
-    # A tuner puts back, at the start of a fit, what it has saved before Lightning had restored the loops. Until the
-    # first batch a fit that goes on from memory gets that version whenever it restores.
-    session.decided = True
     path, *rest = args or (kwargs.get("checkpoint_path"),)
     others = {name: value for name, value in kwargs.items() if name != "checkpoint_path"}
+    if not session.decided and tuners.is_file_of_search(path):
+        # A strategy that loads only after its setup: what the fit goes on from is asked for later.
+        return call()
+    # A tuner puts back, at the start of a fit, what it has saved before Lightning had restored the loops. Until the
+    # first batch a fit that goes on from memory gets that version whenever it restores. What was found before the fit
+    # was not compared with a path that the fit is given.
+    found = session.found if session.decided or not path else None
+    session.decided = True
+    if not session.of_agent and lies_in(path, session.base):
+        # The way to a version that the library form has laid.
+        return call()
 
     def load() -> Any:
         # as Lightning's own resume_start does
@@ -86,11 +103,13 @@ def resume_start(call: Any, connector: Any, args: _Arguments, kwargs: Mapping[st
 
     named = NamedCheckpoint(path, load)
     try:
-        found = session.found or named.newer_in_memory(session, trainer)
+        found = found or named.newer_in_memory(session, trainer)
     except FlashpointError as error:
         session.abandon(error)
         return call()
     if found is not None:
+        # A search may have set the loader up already, and Lightning puts its position back only when it does that.
+        trainer.fit_loop._combined_loader = None
         with session.serving(trainer, found):
             return call.using(found.path, *rest, **others)
     if named.content is not None:
@@ -160,12 +179,8 @@ def _begin(trainer: Any) -> FitSession | None:
         return None
     try:
         kind = kind_of(trainer)
-        fits.refuse_second(trainer)
     except UnsupportedStrategyError as error:
         _log.error("no memory checkpoints for this fit: %s", error)
-        return None
-    except StoreInUseError:
-        # told by ``callbacks_attached``
         return None
     if any(name.__module__.startswith("nemo.") for name in type(trainer.strategy).__mro__) and not _on("nemo_enabled"):
         _log.info("MLFLASHPOINT_NEMO_ENABLED=0: nothing is saved to memory")
@@ -183,7 +198,11 @@ def _begin(trainer: Any) -> FitSession | None:
         of_agent=True,
     )
     session.side_files = kind.side_files(trainer, session.base, group)
-    fits.adopt(trainer, session)
+    try:
+        fits.enter(trainer, session)
+    except StoreInUseError as error:
+        _log.error("no memory checkpoints for this fit: %s", error)
+        return None
     return session
 
 

@@ -52,23 +52,65 @@ def _count_the_epoch(progress: dict[str, Any]) -> None:
         counters["started"] += 1
 
 
-def start_next_epoch(trainer: Any) -> None:
-    """At the start of a fit that was resumed at the end of an epoch: let the next one start like any other.
+def go_on(trainer: Any, *, whole: bool) -> None:
+    """At the start of a fit that was resumed behind a batch: let it do first what comes behind a batch.
 
-    Until 2.5 the loop looks for one more batch of the epoch that is over, unless a validation is to be made up for, and
-    a loader that can't be resumed gives it one. From 2.5 on the fit takes the next epoch for the one that it was
-    resumed in: it is not counted as started, see above, and its ``on_train_epoch_start`` is not called.
+    That is the validation that is due, the plateau schedulers that count steps, and the end of the epoch if the batch
+    was its last. Until 2.5 Lightning makes up for a validation, and if none is due looks for one more batch of an epoch
+    that is over, which a loader that can't be resumed gives it. From 2.5 on it takes both the validation and the end of
+    the epoch for done.
+
+    Args:
+        trainer: the Trainer that is fitting.
+        whole: whether what the epoch has logged is known; without it an epoch can't end like any other.
     """
     loop = trainer.fit_loop
-    if hasattr(loop, "restarted_mid_epoch"):
-        current = loop.epoch_progress.current
-        if loop.restarted_mid_epoch and current.ready == current.processed:
-            loop.reset_restart_stage()
-            _pass_the_end(loop)
-    elif _no_batch_left(loop.epoch_loop):
+    batches, validation = loop.epoch_loop, loop.epoch_loop.val_loop
+    later = hasattr(loop, "restarted_mid_epoch")
+    if later and not _go_back_behind_the_batch(loop, whole):
+        return
+    due = batches._should_check_val_fx(loop._data_fetcher)
+    if due:
+        # It begins; what is stored of its counters is of the one before.
+        validation._restarting = False
+        if later:
+            validation._restart_stage = "restarted_mid_evaluation"
+            # It will be counted twice: when the loop starts, and behind the validation.
+            batches._batches_that_stepped -= not batches._should_accumulate()
+    else:
+        _step_plateaus(trainer)
+    if _no_batch_left(batches):
         _pass_the_end(loop)
-        if not loop.epoch_loop._should_check_val_fx(loop._data_fetcher):
-            loop.epoch_loop.val_loop._has_run = True
+        if not due:
+            validation._has_run = True
+
+
+def _go_back_behind_the_batch(loop: Any, whole: bool) -> bool:
+    """From 2.5 on: let the loops stand where the batch had ended, with its epoch under way; whether they do."""
+    batches, progress = loop.epoch_loop, loop.epoch_progress
+    if not (loop.restarted_mid_epoch and batches.restarted_on_train_batch_end):
+        return False
+    over = progress.current.ready == progress.current.processed
+    if over and not whole:
+        # The epoch stays over, and the next one starts like any other.
+        loop.trainer._logger_connector.reset_results()
+        loop.reset_restart_stage()
+        _pass_the_end(loop)
+        return False
+    if over:
+        for counters in (progress.current, progress.total):
+            counters.processed -= 1
+            counters.completed -= 1
+    batches.batch_progress.increment_completed()
+    # With this stage the loop would forget the batches of an epoch that has no more of them.
+    batches.reset_restart_stage()
+    return True
+
+
+def _step_plateaus(trainer: Any) -> None:
+    known = trainer.callback_metrics
+    if all(not one.reduce_on_plateau or one.monitor in known for one in trainer.lr_scheduler_configs):
+        trainer.fit_loop.epoch_loop.update_lr_schedulers("step", update_plateau_schedulers=True)
 
 
 def _pass_the_end(loop: Any) -> None:
@@ -98,6 +140,8 @@ def end_epoch(trainer: Any) -> None:
     Lightning takes the fit loop for restarting until then. It therefore leaves out the plateau schedulers, as if no
     metric were known; until 2.5 it also steps the other schedulers that count epochs a second time.
     """
+    # An epoch without a batch left does not enter its loop, which would do this.
+    trainer.fit_loop.epoch_loop._restarting = False
     known = trainer.callback_metrics
     # a metric that really is not there would be an error of the recipe's
     if all(not config.reduce_on_plateau or config.monitor in known for config in trainer.lr_scheduler_configs):

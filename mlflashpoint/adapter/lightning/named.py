@@ -1,6 +1,7 @@
 """The checkpoint that the recipe names for a fit: its step, and its content where that has to be read to know more.
 
-All ranks ask the same questions in the same order, and get the same answers: what one rank can't read, none uses.
+All ranks ask the same questions in the same order, and get the same answers: what one rank can't read, none uses. A
+rank that can't read it for a moment is waited for.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.checkpoint.api import CheckpointException
-
+from mlflashpoint.adapter.lightning.attempts import attempt
 from mlflashpoint.adapter.lightning.durable import checkpoint_step, is_unfinished
 
 if TYPE_CHECKING:
@@ -61,20 +61,19 @@ class NamedCheckpoint:
 
     def _read(self, session: FitSession) -> int | None:
         """Read it, once; the step that it holds, None if not every rank can read it."""
-        content: Mapping[str, Any] | None = None
-        step = 0
-        try:
+
+        def read() -> tuple[int, Mapping[str, Any]]:
             loaded = self._load()
             if not isinstance(loaded, Mapping):
                 raise TypeError(f"it holds a {type(loaded).__qualname__}, which is no checkpoint")
-            step = int(loaded.get("global_step", 0))
-            content = loaded
-        except (Exception, CheckpointException) as error:  # whatever a format, a file system or a strategy raises
-            self._trouble = f"{type(error).__name__}: {error}"
-        if not session.runtime.agree("lightning/durable-read", content is not None):
-            self._trouble = self._trouble or "another rank can't read it"
+            return int(loaded.get("global_step", 0)), loaded
+
+        tried = attempt(session.runtime, "lightning/durable-read", f"reading {self.path}", read)
+        if tried.value is None:
+            error = tried.error
+            self._trouble = "another rank can't read it" if error is None else f"{type(error).__name__}: {error}"
             return None
-        self.content = content
+        step, self.content = tried.value
         return step
 
     def __str__(self) -> str:

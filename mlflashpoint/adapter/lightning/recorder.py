@@ -10,7 +10,7 @@ import logging
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from mlflashpoint.adapter.lightning import ends
+from mlflashpoint.adapter.lightning import ends, tuners
 from mlflashpoint.adapter.lightning.packages import pytorch_package
 
 if TYPE_CHECKING:
@@ -49,9 +49,11 @@ def _recorder_class(base: type) -> type:
             guarded(self._session, "end the epoch", self._session.epoch_ended, trainer)
 
         def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            tuners.allow(trainer)
             self._session.finish(success=False)
 
         def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            tuners.allow(trainer)
             # the agent ends its session later, when nothing can fail any more
             if stage == "fit" and not self._session.of_agent:
                 self._session.finish(success=ends.is_done(trainer))

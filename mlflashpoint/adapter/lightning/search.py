@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from mlflashpoint.adapter.lightning.attempts import attempt, refuse
 from mlflashpoint.adapter.lightning.found import FromMemory
 from mlflashpoint.errors import FlashpointError, StateMismatchError, TopologyMismatchError
 
@@ -44,20 +45,22 @@ class Search:
             )
         except FlashpointError:
             # Where this rank alone has failed, the others must not go on from what it can't.
-            runtime.agree(_USABLE, False)
+            refuse(runtime, _USABLE)
             raise
         if recovery is None:
             _log.info("nothing newer in memory than %s", _named(durable, durable_step))
             return None
-        found: FromMemory | None = None
-        error: FlashpointError | None = None
-        try:
-            found = self._load(trainer, recovery)
-        except FlashpointError as problem:
-            error = problem
-        except Exception as problem:
-            error = StateMismatchError(f"the stored state can't be used: {problem!r}", step=recovery.step)
-        if not runtime.agree(_USABLE, error is None):
+        tried = attempt(
+            runtime,
+            _USABLE,
+            f"loading step {recovery.step} from {recovery.place}",
+            lambda: self._load(trainer, recovery),
+        )
+        found = tried.value
+        if found is None:
+            error = tried.error
+            if error is not None and not isinstance(error, FlashpointError):
+                error = StateMismatchError(f"the stored state can't be used: {error!r}", step=recovery.step)
             _log.error(
                 "the memory version of step %d is not used: %s; going on from %s",
                 recovery.step,
@@ -96,8 +99,17 @@ class Search:
             )
         self._kind.check(trainer, stored["state"])
         path = self._path_of(recovery.step)
-        rng = stored["rng"] if same else None
-        return FromMemory(recovery.step, path, stored["state"], attributes, rng, recovery.place)
+        return FromMemory(
+            recovery.step,
+            path,
+            stored["state"],
+            attributes,
+            # what is each rank's own
+            rng=stored["rng"] if same else None,
+            logged=stored.get("logged") if same else None,
+            tuned=stored.get("tuned", {}),
+            place=recovery.place,
+        )
 
 
 def _named(durable: object, step: int | None) -> str:

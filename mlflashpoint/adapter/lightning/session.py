@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mlflashpoint.adapter.lightning import fits, loops, rng
+from mlflashpoint.adapter.lightning import fits, logged, loops, rng, tuners
 from mlflashpoint.adapter.lightning.cadence import Cadence
 from mlflashpoint.adapter.lightning.durable import durable_save_due
 from mlflashpoint.adapter.lightning.found import FromMemory
@@ -124,17 +124,18 @@ class FitSession:
         """While it is open, the trainer's strategy loads ``found`` whatever path it is given."""
         with self.kind.serving(trainer, found.state, found.attributes):
             yield
-        self.used(found)
+        self.used(trainer, found)
 
-    def used(self, found: FromMemory) -> None:
+    def used(self, trainer: Any, found: FromMemory) -> None:
         """The Trainer has loaded ``found``."""
         self._resumed = found
+        tuners.leave_out(trainer, found.tuned)
 
     def reopen(self, trainer: Any) -> None:
         """The Trainer of a recipe's own session fits, perhaps not for the first time."""
         self.closed = self.decided = False
         try:
-            fits.refuse_second(trainer)
+            fits.enter(trainer, self)
         except StoreInUseError as taken:
             self.abandon(taken)
 
@@ -162,8 +163,11 @@ class FitSession:
             self.runtime.resumed(trainer.global_step)
         self._in_resumed_epoch = self._resumed is not None
         resumed, self._resumed, self.found = self._resumed, None, None
+        tuners.allow(trainer)
         if resumed is not None:
-            loops.start_next_epoch(trainer)
+            if resumed.logged is not None:
+                logged.restore(trainer, resumed.logged)
+            loops.go_on(trainer, whole=resumed.logged is not None and resumed.logged["whole"])
             # Last: a loader may have drawn from the generators.
             if resumed.rng is not None:
                 rng.restore(resumed.rng)
@@ -233,7 +237,7 @@ class FitSession:
     def store(self, trainer: Any, step: int, state: Mapping[str, Any], attributes: Mapping[str, Any]) -> SaveResult:
         """Stage ``state`` as this rank's shard of ``step``."""
         result = self.runtime.save(
-            {"state": state, "rng": rng.capture()},
+            {"state": state, "rng": rng.capture(), "logged": logged.capture(trainer), "tuned": tuners.found(trainer)},
             step=step,
             topology=self.kind.topology(trainer),
             attributes=attributes,
@@ -256,6 +260,8 @@ class FitSession:
 
     def finish(self, *, success: bool) -> None:
         """The fit is over: if it ended well on all ranks the versions go, unless they are to be kept."""
+        # A session of the recipe's own lives as long as its Trainer.
+        self.found = self._resumed = None
         if self.closed:
             return
         self.closed = True

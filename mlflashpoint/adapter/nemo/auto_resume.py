@@ -48,18 +48,18 @@ class MLFlashpointAutoResume(_AutoResume):  # type: ignore[misc, valid-type]
         """Set ``trainer.ckpt_path`` to what training is to go on from. Collective: every rank calls it.
 
         Where the ranks can't talk to each other before ``fit``, or the durable checkpoint has to be read first, the
-        choice is made within it.
+        choice is made within it; so it is where ``fit`` is given a ``ckpt_path``, which takes the durable one's place.
 
         The folder of a memory version is no checkpoint of the recipe's: ModelCheckpoint is not told of it, so that no
         retention policy ever removes it, or counts it.
         """
+        # Whether the recipe's checkpoint is older than memory, or can be read at all, may show only within ``fit``;
+        # ranks that can't talk to each other now may be able to then; and it may be given another path.
+        hooks.choose_later(trainer)
         found = None if self._is_too_early() else self._choose(model, reading_later=True)[0]
         if found is not None:
             trainer.ckpt_path = found.path
             return
-        # Whether the recipe's checkpoint is older than memory, or can be read at all, may show only then; and ranks
-        # that could not talk to each other now may be able to.
-        hooks.choose_later(trainer)
         if self._default is not None:
             self._default.setup(trainer, model)
 

@@ -1,6 +1,7 @@
 """NeMo's context files beside the memory versions: what rebuilds the model, tokenizer and trainer, on every node.
 
-They don't change during a fit, so they are written once per node, and each version's folder links to them.
+They don't change during a fit, so they are written once per node, and each version's folder links to them. NeMo writes
+them, with the modes that it gives its files anywhere; nobody else can enter the base container all the same.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import contextlib
 import logging
 import os
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,8 @@ class ContextFiles:
     def __init__(self, routing: Routing, trainer: Any, group: str) -> None:
         self._base = Path(routing.base)
         self._routing = routing
-        self._trainer = trainer
+        # The session of a Trainer, which has this, must not keep the Trainer alive.
+        self._trainer = weakref.ref(trainer)
         # No group of ranks can have a name that begins so.
         self._shared = f"{_SHARED}-{group}"
         self._written = False
@@ -43,10 +46,11 @@ class ContextFiles:
 
         A failure is logged: the versions are as good without them.
         """
-        if self._trainer.local_rank != 0:
+        trainer = self._trainer()
+        if trainer is None or trainer.local_rank != 0:
             return
         try:
-            self._write(self._base / self._shared)
+            self._write(trainer, self._base / self._shared)
             self._written = True
         except Exception as error:
             _log.warning("there are no context files beside the versions: %s: %s", type(error).__name__, error)
@@ -59,7 +63,7 @@ class ContextFiles:
             return
         link = Path(self._routing.path_of(step)) / _FOLDER
         try:
-            link.parent.mkdir(mode=0o700, exist_ok=True)
+            link.parent.mkdir(exist_ok=True)
             if not self._is_ours(link):
                 if link.is_symlink() and os.readlink(link).startswith(f"../{_SHARED}-"):
                     # another Trainer's of this process, or of an earlier start
@@ -72,7 +76,8 @@ class ContextFiles:
 
     def remove(self) -> None:
         """Take all of them away."""
-        if self._trainer.local_rank == 0:
+        trainer = self._trainer()
+        if trainer is not None and trainer.local_rank == 0:
             for folder in self._versions():
                 _remove_version(folder)
             shutil.rmtree(self._base / self._shared, ignore_errors=True)
@@ -85,16 +90,15 @@ class ContextFiles:
         found = [path for path in self._base.glob("step-*_ckpt") if self._is_ours(path / _FOLDER)]
         return sorted(found, key=lambda path: self._routing.step_of(path) or 0)
 
-    def _write(self, folder: Path) -> None:
+    def _write(self, trainer: Any, folder: Path) -> None:
         from nemo.lightning.io.pl import TrainerContext
 
-        with _private_files():
-            try:
-                TrainerContext.from_trainer(self._trainer).io_dump(folder, yaml_attrs=["model"])
-            except ModuleNotFoundError as error:
-                # NeMo-Run writes YAML for people to read, when what NeMo itself reads is there already
-                if error.name != "nemo_run" or not (folder / "io.json").exists():
-                    raise
+        try:
+            TrainerContext.from_trainer(trainer).io_dump(folder, yaml_attrs=["model"])
+        except ModuleNotFoundError as error:
+            # NeMo-Run writes YAML for people to read, when what NeMo itself reads is there already
+            if error.name != "nemo_run" or not (folder / "io.json").exists():
+                raise
 
 
 def _remove_version(folder: Path) -> None:
@@ -102,12 +106,3 @@ def _remove_version(folder: Path) -> None:
     with contextlib.suppress(OSError):
         (folder / _FOLDER).unlink()
         folder.rmdir()
-
-
-@contextlib.contextmanager
-def _private_files() -> Any:
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib
 import os
@@ -13,6 +14,14 @@ PACKAGE = os.environ.get("RECIPE_PACKAGE", "lightning.pytorch")
 L = importlib.import_module(PACKAGE)
 FABRIC = "lightning.fabric" if PACKAGE == "lightning.pytorch" else "lightning_fabric"
 TorchCheckpointIO = importlib.import_module(f"{FABRIC}.plugins.io.torch_io").TorchCheckpointIO
+
+#: what a ReduceLROnPlateau looks at, and when
+PLATEAUS = {
+    "plateau": {"monitor": "loss"},
+    "score": {"monitor": "score"},
+    "score by steps": {"monitor": "score", "interval": "step", "frequency": 12},
+    "mean": {"monitor": "mean"},
+}
 
 WIDTH = 8
 SAMPLES = 64
@@ -62,6 +71,7 @@ class Passes(Batches):
 
 class Model(L.LightningModule):
     schedule = "step"
+    rate = 1e-2
 
     def __init__(self, width: int = WIDTH, settings: object = None) -> None:
         super().__init__()
@@ -76,19 +86,23 @@ class Model(L.LightningModule):
     def training_step(self, batch, index):
         loss = self.net(batch).pow(2).mean()
         self.log("loss", loss)
+        if self.schedule == "mean":
+            self.log("mean", loss, on_step=False, on_epoch=True)
         return loss
 
     def validation_step(self, batch, index):
         self.log("score", self.net(batch).mean())
 
     def configure_optimizers(self):
-        optimizer = torch.optim.Adam(self.parameters(), 1e-2)
+        optimizer = torch.optim.Adam(self.parameters(), self.rate)
         if self.schedule == "epoch":
             return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
-        if self.schedule == "plateau":
-            # no loss ever improves by that much: each epoch but the first halves the rate
-            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=1.0)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "loss"}}
+        if self.schedule in PLATEAUS:
+            # no metric ever improves by that much: each step but the first halves the rate
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+                optimizer, patience=0, factor=0.5, threshold=1e9, threshold_mode="abs"
+            )
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, **PLATEAUS[self.schedule]}}
         return [optimizer], [
             {"scheduler": torch.optim.lr_scheduler.MultiStepLR(optimizer, [5, 9], 0.5), "interval": "step"}
         ]
@@ -116,9 +130,11 @@ class Foreign:
 class CountingIO(TorchCheckpointIO):
     """The recipe's own CheckpointIO, with a file format of its own if asked to."""
 
-    def __init__(self, own_format: bool = False) -> None:
+    def __init__(self, own_format: bool = False, fails: int = 0) -> None:
         self.calls: list[str] = []
         self.own_format = own_format
+        #: how many loads fail for lack of memory
+        self.fails = fails
 
     def save_checkpoint(self, checkpoint, path, storage_options=None):
         self.calls.append(f"save {Path(path).name}")
@@ -130,9 +146,21 @@ class CountingIO(TorchCheckpointIO):
 
     def load_checkpoint(self, path, *args, **kwargs):
         self.calls.append(f"load {Path(path).name}")
+        if self.fails:
+            self.fails -= 1
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
         return (
             torch.load(path, weights_only=False) if self.own_format else super().load_checkpoint(path, *args, **kwargs)
         )
+
+
+class Scaled(Model):
+    """Brings its data along, in batches of a size that can be searched for."""
+
+    batch_size = 2
+
+    def train_dataloader(self):
+        return Batches(0, self.batch_size)
 
 
 def digest(tensors) -> str:

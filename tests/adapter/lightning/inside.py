@@ -349,6 +349,134 @@ def trainers_that_fit_in_threads_at_once_save_once(folder: Path) -> None:
         assert not list(base.glob("lightning-*"))
 
 
+def trainers_that_begin_in_threads_at_once_save_once(folder: Path) -> None:
+    """Under the agent: both have seen that no other fits before either is known to fit."""
+    import threading
+    import types
+
+    from mlflashpoint.adapter.lightning import hooks
+
+    both, trained = threading.Barrier(2), threading.Barrier(2)
+    read = hooks.StoreConfig.from_env
+    hooks.StoreConfig = types.SimpleNamespace(from_env=lambda: (both.wait(60), read())[1])
+    with memory() as base:
+        os.environ.update(MLFLASHPOINT_BASE_CONTAINER=str(base), MLFLASHPOINT_SAVE_EVERY_N_STEPS="2")
+        os.environ["MLFLASHPOINT_KEEP_ON_SUCCESS"] = "1"
+        fit_in_threads([trainer(folder, callbacks=[waiting_for(trained)]) for _ in range(2)])
+        assert len(list(base.glob("*/seat-*/*.commit"))) == 2
+
+
+def wrapped_trainers_that_begin_in_threads_at_once_save_once(folder: Path) -> None:
+    """In the library form: both ask at the same moment whether another one fits."""
+    import threading
+
+    from mlflashpoint.adapter.nemo.checkpoint_callback import MLFlashpointCheckpointCallback
+    from mlflashpoint.adapter.nemo.wrapper_util import wrap_trainer_and_auto_resume_with_mlflashpoint as wrap
+
+    os.environ["MLFLASHPOINT_KEEP_ON_SUCCESS"] = "1"
+    with memory() as base:
+        both, trained = threading.Barrier(2), threading.Barrier(2)
+
+        class SetUp(L.Callback):
+            def setup(self, *args, **kwargs) -> None:
+                both.wait(60)
+
+        trainers = []
+        for _ in range(2):
+            callbacks = [SetUp(), MLFlashpointCheckpointCallback(base, 2), waiting_for(trained)]
+            trainers.append(trainer(folder, callbacks=callbacks))
+            wrap(trainers[-1], base, async_save=True)
+        fit_in_threads(trainers)
+        assert len(list(base.glob("*/seat-*/*.commit"))) == 2
+
+
+def waiting_for(trained) -> L.Callback:
+    class Wait(L.Callback):
+        def on_train_start(self, *args) -> None:
+            trained.wait(60)
+
+        def on_train_end(self, *args) -> None:
+            trained.wait(60)
+
+    return Wait()
+
+
+def fit_in_threads(trainers: list) -> None:
+    import threading
+
+    threads = [threading.Thread(target=one.fit, args=(recipe.Model(), recipe.Batches(0))) for one in trainers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [one.global_step for one in trainers] == [4, 4]
+
+
+def a_trainer_that_has_fitted_is_given_up(folder: Path) -> None:
+    """Under the agent: nothing of ours holds the Trainer, its model or its optimizer."""
+    with memory() as base:
+        os.environ.update(MLFLASHPOINT_BASE_CONTAINER=str(base), MLFLASHPOINT_SAVE_EVERY_N_STEPS="2")
+        for keep in ("0", "1"):
+            os.environ["MLFLASHPOINT_KEEP_ON_SUCCESS"] = keep
+            assert alive_after(lambda: trainer(folder)) == []
+        os.environ["MLFLASHPOINT_DRAIN_DIR"] = str(folder / "drain")
+        assert alive_after(lambda: trainer(folder)) == []
+        assert alive_after(lambda: trainer(folder, callbacks=[failing_at(2)])) == []
+
+
+def a_wrapped_trainer_that_has_fitted_is_given_up(folder: Path) -> None:
+    from mlflashpoint.adapter.lightning.replicated import Replicated
+    from mlflashpoint.adapter.nemo.checkpoint_callback import MLFlashpointCheckpointCallback
+    from mlflashpoint.adapter.nemo.context import ContextFiles
+    from mlflashpoint.adapter.nemo.routing import Routing
+    from mlflashpoint.adapter.nemo.wrapper_util import wrap_trainer_and_auto_resume_with_mlflashpoint as wrap
+
+    def wrapped(*callbacks) -> L.Trainer:
+        one = trainer(folder, callbacks=[MLFlashpointCheckpointCallback(base, 2), *callbacks])
+        wrap(one, base, async_save=True, always_save_context=True).setup(one)
+        return one
+
+    # Without NeMo they are not written, and know their Trainer all the same.
+    Replicated.side_files = lambda self, trainer, base, group: ContextFiles(Routing(base), trainer, group)
+    with memory() as base:
+        for keep in ("1", "0"):
+            os.environ["MLFLASHPOINT_KEEP_ON_SUCCESS"] = keep
+            assert alive_after(wrapped) == []
+            assert alive_after(lambda: wrapped(failing_at(2))) == []
+
+
+def failing_at(step: int) -> L.Callback:
+    class Fail(L.Callback):
+        def on_train_batch_end(self, trainer, *rest) -> None:
+            if trainer.global_step == step:
+                raise ValueError("the recipe failed")
+
+    return Fail()
+
+
+def alive_after(make) -> list[str]:
+    """Let the Trainer that ``make`` gives fit, and let go of it: what lives on all the same."""
+    import gc
+
+    held = fitted(make)
+    gc.collect()
+    return [name for name, reference in held.items() if reference() is not None]
+
+
+def fitted(make) -> dict:
+    # In a frame of its own: Lightning looks at the variables of its callers' frames, which keep what was looked at.
+    import weakref
+
+    one, model = make(), recipe.Model()
+    with contextlib.suppress(ValueError):
+        one.fit(model, recipe.Batches(0))
+    assert one.global_step > 0
+    (optimizer,), (weight, *_) = one.optimizers, model.parameters()
+    held = {"Trainer": one, "model": model, "optimizer": optimizer, "weight": weight}
+    held["moment"] = optimizer.state[weight]["exp_avg"]
+    return {name: weakref.ref(value) for name, value in held.items()}
+
+
 def a_batch_has_one_hook_of_ours_and_the_others_are_lightnings_own(folder: Path) -> None:
     """Under the agent: whoever goes through the Trainer's callbacks can call each, and the others do nothing."""
     with memory() as base:

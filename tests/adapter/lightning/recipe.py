@@ -20,6 +20,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from ingredients import (
     PACKAGE,
+    PLATEAUS,
     WIDTH,
     Batches,
     CountingIO,
@@ -27,6 +28,7 @@ from ingredients import (
     L,
     Model,
     Passes,
+    Scaled,
     ShardedModel,
     digest,
     make_strategy,
@@ -36,6 +38,7 @@ from ingredients import (
 ModelCheckpoint = importlib.import_module(f"{PACKAGE}.callbacks").ModelCheckpoint
 OnExceptionCheckpoint = importlib.import_module(f"{PACKAGE}.callbacks").OnExceptionCheckpoint
 Timer = importlib.import_module(f"{PACKAGE}.callbacks").Timer
+BatchSizeFinder = importlib.import_module(f"{PACKAGE}.callbacks").BatchSizeFinder
 LearningRateFinder = importlib.import_module(f"{PACKAGE}.callbacks").LearningRateFinder
 CSVLogger = importlib.import_module(f"{PACKAGE}.loggers").CSVLogger
 AsyncCheckpointIO = importlib.import_module(f"{PACKAGE}.plugins.io").AsyncCheckpointIO
@@ -53,6 +56,7 @@ class Watcher(L.Callback):
         self.saves = 0
         self.events: list[str] = []
         self.epochs: list[int] = []
+        self.scores: list[list] = []
         self.started_at = -1
 
     def state_dict(self) -> dict:
@@ -111,6 +115,16 @@ class Watcher(L.Callback):
 
     def on_validation_start(self, trainer, module) -> None:
         self.events.append(f"validated {trainer.global_step}")
+        if trainer.global_step == self.args.kill_validation:
+            time.sleep(self.args.settle_s)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_validation_end(self, trainer, module) -> None:
+        self.scores.append([trainer.global_step, trainer.callback_metrics["score"].item()])
+
+    def on_train_epoch_end(self, trainer, module) -> None:
+        if "mean" in trainer.callback_metrics:
+            self.scores.append([trainer.global_step, trainer.callback_metrics["mean"].item()])
 
 
 def parse(argv: list[str]):
@@ -131,11 +145,12 @@ def parse(argv: list[str]):
     parser.add_argument("--ckpt-path")
     parser.add_argument("--stateless", action="store_true", help="a data loader that can't be resumed")
     parser.add_argument("--passes", action="store_true", help="a data loader that goes on once, and then begins anew")
-    parser.add_argument("--schedule", choices=("step", "epoch", "plateau"), default="step")
+    parser.add_argument("--schedule", choices=("step", "epoch", *PLATEAUS), default="step")
     parser.add_argument("--width", type=int, default=WIDTH)
     parser.add_argument("--kill-at", type=int)
     parser.add_argument("--kill-rank", type=int, default=0, help="-1: every rank")
     parser.add_argument("--kill", choices=("KILL", "TERM", "INT", "RAISE", "EXIT", "TIME"), default="KILL")
+    parser.add_argument("--kill-validation", type=int, help="step at whose validation the process is killed")
     parser.add_argument("--settle-s", type=float, default=0.5)
     parser.add_argument("--stall-at", type=int, help="step at whose end a rank stands still")
     parser.add_argument("--stall-rank", type=int, default=0)
@@ -148,7 +163,11 @@ def parse(argv: list[str]):
     parser.add_argument("--fits", type=int, default=1)
     parser.add_argument("--inner-fit-at", type=int, help="another Trainer fits within this one")
     parser.add_argument("--fast-dev-run", action="store_true")
-    parser.add_argument("--lr-find", action="store_true")
+    parser.add_argument("--lr-find", choices=("look", "set"))
+    parser.add_argument("--batch-size-find", action="store_true")
+    parser.add_argument("--best", action="store_true", help="a durable checkpoint of the best score")
+    parser.add_argument("--load-fails", type=int, default=0, help="loads that fail for lack of memory")
+    parser.add_argument("--load-fails-rank", type=int, default=0)
     parser.add_argument("--zero", action="store_true")
     parser.add_argument("--library", help="base container: use the library form")
     parser.add_argument("--library-durable", help="what the recipe's own AutoResume finds")
@@ -179,7 +198,12 @@ def trainer_for(args, watcher, io, folder: Path):
     if args.lr_find:
         # its own restore does not trust what this recipe's callback puts into a file
         os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
-        callbacks.append(LearningRateFinder(num_training_steps=5, update_attr=False))
+        callbacks.append(LearningRateFinder(num_training_steps=20, update_attr=args.lr_find == "set", attr_name="rate"))
+    if args.batch_size_find:
+        os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
+        callbacks.append(BatchSizeFinder(init_val=2, max_trials=3))
+    if args.best:
+        callbacks.append(ModelCheckpoint(folder / "best", monitor="score", save_top_k=1))
     ranks = int(os.environ.get("RECIPE_DEVICES", os.environ.get("WORLD_SIZE", 1)))
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
     return L.Trainer(
@@ -194,12 +218,14 @@ def trainer_for(args, watcher, io, folder: Path):
         accumulate_grad_batches=args.accumulate,
         callbacks=callbacks,
         plugins=[] if io is None else [io],
-        enable_checkpointing=bool(args.durable_every or args.durable_epochs or args.durable_also or args.on_exception),
+        enable_checkpointing=bool(
+            args.durable_every or args.durable_epochs or args.durable_also or args.on_exception or args.best
+        ),
         logger=CSVLogger(folder / "logs", name="", version=f"{os.getpid()}"),
         log_every_n_steps=1,
         enable_progress_bar=False,
         enable_model_summary=False,
-        limit_val_batches=1 if args.validate_every else 0,
+        limit_val_batches=2 if args.validate_every else 0,
         val_check_interval=args.validate_every or None,
         check_val_every_n_epoch=None if args.validate_every else 1,
         num_sanity_val_steps=0,
@@ -222,14 +248,15 @@ def main(argv: list[str]) -> None:
     fits = []
     for number in range(args.fits):
         watcher = Watcher(args if number == args.fits - 1 else parse([*argv, "--kill-at", "-1"]))
-        inner = CountingIO(own_format=args.io == "own")
+        inner = CountingIO(args.io == "own", args.load_fails if rank == args.load_fails_rank else 0)
         io = {"default": None, "custom": inner, "own": inner, "async": AsyncCheckpointIO(inner)}[args.io]
         trainer = trainer_for(args, watcher, io, folder)
         sharded = args.strategy in ("fsdp", "model_parallel")
         if sharded and args.ckpt_path:
             # the path that ModelCheckpoint keeps is nothing that Lightning's load of a folder trusts
             os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
-        model = (ShardedModel if sharded else Model)(args.width, Foreign() if args.foreign_hparams else None)
+        kind = ShardedModel if sharded else Scaled if args.batch_size_find else Model
+        model = kind(args.width, Foreign() if args.foreign_hparams else None)
         model.schedule = args.schedule
         if args.zero:
             use_zero(model)
@@ -241,7 +268,9 @@ def main(argv: list[str]) -> None:
         if args.stateless:
             loader = torch.utils.data.DataLoader(loader.data, batch_size=4)
         path = args.ckpt_path and args.ckpt_path.replace("{rank}", str(rank))
-        trainer.fit(model, loader, Batches(rank), ckpt_path=path, **trusting)
+        # Each pass begins anew, and draws a random number.
+        validation = torch.utils.data.DataLoader(Batches(rank).data, batch_size=4)
+        trainer.fit(model, None if args.batch_size_find else loader, validation, ckpt_path=path, **trusting)
         if args.validate_every:
             trainer.validate(model, Batches(rank))
         fits.append(describe(trainer, model, watcher, inner))
@@ -249,6 +278,7 @@ def main(argv: list[str]) -> None:
 
 
 def describe(trainer, model, watcher, inner) -> dict:
+    scores = [getattr(callback, "best_model_score", None) for callback in trainer.checkpoint_callbacks]
     metrics = Path(trainer.logger.log_dir, "metrics.csv") if trainer.is_global_zero and trainer.logger.log_dir else None
     logged = []
     if metrics and metrics.exists():
@@ -267,6 +297,10 @@ def describe(trainer, model, watcher, inner) -> dict:
         "saves": watcher.saves,
         "events": watcher.events,
         "epochs": watcher.epochs,
+        "scores": watcher.scores,
+        "best": [float(score) for score in scores if score is not None],
+        "batch_size": getattr(model, "batch_size", None),
+        "rate": model.rate,
         "logged": logged,
         "calls": inner.calls,
         "ckpt_path": None if trainer.ckpt_path is None else str(trainer.ckpt_path),

@@ -52,6 +52,16 @@ def test_a_killed_run_goes_on_from_memory_and_ends_as_the_straight_run(new_job, 
     assert job.versions() == []
 
 
+def test_a_validation_that_was_due_at_the_save_is_made_behind_the_resume(new_job):
+    argv = ("--steps", "-1", "--epochs", "2", "--validate-every", "16", "--schedule", "score")
+    straight = new_job("straight").run(*argv, save_every_n_steps=None).results[0]
+    job = new_job("killed")
+    assert job.run(*argv, "--kill-at", "17", save_every_n_steps=16).statuses == [-9]
+    again = job.run(*argv, save_every_n_steps=16)
+    assert again.statuses == [0] and again.results[0]["started_at"] == 16, again.log
+    assert exact(again.results[0]) == exact(straight) and again.results[0]["scores"] == straight["scores"]
+
+
 def test_a_durable_checkpoint_is_left_alone_and_compared(new_job):
     argv = (*STEPS, "--durable-every", "10")
     job = new_job("mixed")

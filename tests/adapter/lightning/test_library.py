@@ -26,6 +26,28 @@ def test_a_killed_run_goes_on_from_memory_and_ends_as_the_straight_run(plain_job
     assert plain_job.versions() == []
 
 
+@pytest.mark.parametrize(
+    ("agent", "every", "kill_at", "started_at"),
+    [(False, "3", "17", 15), (False, "9", "11", 10), (True, "9", "11", 10)],
+    ids=["memory is newer", "the path is newer", "the path is newer under the agent"],
+)
+def test_a_ckpt_path_given_to_fit_is_compared_with_the_version_that_auto_resume_has_chosen(
+    job, plain_job, straight, agent, every, kill_at, started_at
+):
+    chosen = job if agent else plain_job
+    argv = (*STEPS, "--durable-every", "10", "--library", str(chosen.base), "--every", every)
+    assert chosen.run(*argv, "--kill-at", kill_at).statuses == [-9]
+    path = chosen.folder / "durable" / "step=10.ckpt"
+    again = chosen.run(*argv, "--ckpt-path", str(path))
+    assert again.statuses == [0] and again.results[0]["started_at"] == started_at, again.log
+    if started_at == 15:
+        assert f"going on from memory, step 15, not from {path} of step 10: " in again.log
+        assert exact(again.results[0]) == exact(straight(*STEPS)[0])
+    else:
+        assert f"nothing newer in memory than {path} of step 10" in again.log
+        assert "the durable checkpoint of step 10 is newer" in again.log
+
+
 def test_steps_of_the_standard_interval_are_skipped(plain_job):
     argv = ("--library", str(plain_job.base), "--every", "2", "--skip-every", "6", "--durable-every", "6")
     assert steps(plain_job.run("--steps", "12", *argv).log) == [2, 4, 8, 10]

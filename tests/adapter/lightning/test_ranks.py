@@ -53,6 +53,16 @@ def test_the_ranks_store_different_shards_that_together_are_the_state(job, strat
     assert outcome.results[0]["weights"] != outcome.results[1]["weights"]
 
 
+def test_a_search_for_the_rate_before_the_state_is_loaded_changes_nothing(job, straight):
+    argv = (*STEPS, "--strategy", "model_parallel", "--lr-find", "set")
+    assert -9 in job.run(*argv, "--kill-at", "20", ranks=2).statuses
+    again = job.run(*argv, ranks=2)
+    assert again.statuses == [0, 0], again.log
+    assert [result["started_at"] for result in again.results] == [18, 18]
+    for found, expected in zip(again.results, straight(*argv, ranks=2), strict=True):
+        assert exact(found) == exact(expected) and found["rate"] == expected["rate"]
+
+
 def test_ddp_goes_on_with_another_number_of_ranks(job):
     argv = (*STEPS, "--strategy", "ddp")
     assert job.run(*argv, "--kill-at", "20", ranks=2).statuses[0] == -9

@@ -63,3 +63,26 @@ def test_of_two_that_fit_in_threads_at_once_the_second_is_refused(agent_zygote):
     outcome = agent_zygote.run(check, environ={"MLFLASHPOINT_JOB_ID": "job"})
     assert outcome.statuses == [0], outcome.log
     assert outcome.log.count("another Trainer of this process is fitting") == 1
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "trainers_that_begin_in_threads_at_once_save_once",
+        "wrapped_trainers_that_begin_in_threads_at_once_save_once",
+    ],
+)
+def test_of_two_that_begin_in_threads_at_the_same_moment_one_is_refused(agent_zygote, plain_zygote, check):
+    zygote = plain_zygote if check.startswith("wrapped") else agent_zygote
+    outcome = zygote.run(["--inside", check], environ={"MLFLASHPOINT_JOB_ID": "job"})
+    assert outcome.statuses == [0], outcome.log
+    assert outcome.log.count("another Trainer of this process is fitting") == 1
+
+
+@pytest.mark.parametrize(
+    "check", ["a_trainer_that_has_fitted_is_given_up", "a_wrapped_trainer_that_has_fitted_is_given_up"]
+)
+def test_one_that_has_fitted_and_that_nobody_holds_is_given_up(agent_zygote, plain_zygote, check):
+    zygote = plain_zygote if "wrapped" in check else agent_zygote
+    outcome = zygote.run(["--inside", check], environ={"MLFLASHPOINT_JOB_ID": "job"})
+    assert outcome.statuses == [0], outcome.log

@@ -9,6 +9,7 @@ import pytest
 
 from tests.adapter.lightning.support import steps
 from tests.adapter.nemo.test_agent import exact
+from tests.adapter.nemo.test_context import modes
 
 pytestmark = pytest.mark.multiprocess
 
@@ -20,13 +21,19 @@ def library(job) -> tuple[str, ...]:
 @pytest.mark.parametrize("how", [("--library-sync",), ("--async-save",)], ids=["sync", "async"])
 def test_a_killed_run_goes_on_from_the_path_that_auto_resume_gives(plain_job, straight, how):
     argv = ("--steps", "8", "--distributed-optimizer", *how)
-    mixed = (*argv, *library(plain_job), "--durable-every", "4", "--resume", "--always-save-context")
+    durable = ("--durable-every", "4", "--resume", "--context")
+    mixed = (*argv, *library(plain_job), *durable, "--always-save-context")
     killed = plain_job.run(*mixed, "--kill-at", "7", ranks=2)
     assert killed.statuses[0] == -9
     assert [steps(log) for log in killed.logs] == [[2, 6], [2, 6]], "step 4 is left to ModelCheckpoint"
     contexts = sorted(path.parent.parent.name for path in plain_job.base.glob("step-*_ckpt/context/io.json"))
     assert contexts == ["step-2_ckpt", "step-6_ckpt"]
     assert "mlflashpoint" not in (plain_job.base / "step-6_ckpt" / "context" / "io.json").read_text()
+    # some of the names are drawn by chance
+    originals = [modes(folder) for folder in plain_job.folder.glob("run/checkpoints/*/context")]
+    found = modes(plain_job.base / "step-6_ckpt" / "context")
+    assert found["io.json"] == originals[0]["io.json"]
+    assert set(found.values()) == {mode for original in originals for mode in original.values()}
     again = plain_job.run(*mixed, ranks=2)
     assert again.statuses == [0, 0], again.log
     assert [result["started_at"] for result in again.results] == [6, 6]
