@@ -43,7 +43,8 @@ class MemoryStorageWriter(StorageWriter):
     The checkpoint's id is ``<base container>/step-<n>_ckpt``; of a saver for a named group it is
     ``<base container>/<group>/step-<n>_ckpt``. Blocking is the copy of this rank's data alone; digests, metadata and
     replicas follow in the background. A version counts once DCP has finished it on the coordinator. A save waits for a
-    slot as ``MLFLASHPOINT_BUSY_WAIT_S`` says, and for an ``async_save`` of this writer that has not ended.
+    slot as ``MLFLASHPOINT_BUSY_WAIT_S`` says, and for an ``async_save`` of this writer that has not ended. The last
+    step is not stored again, unless all ranks have loaded an older version since: then training went back to that.
 
     Attributes:
         planner: keeps the plan from save to save; pass it to ``dcp.save`` to plan once per structure.
