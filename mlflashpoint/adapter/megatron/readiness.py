@@ -94,7 +94,9 @@ def name_of(stores: Stores, version: object) -> str:
     return str(version)
 
 
-def _question(what: str, problem: BaseException | None, vote: bool, version: str, rank: int, remedy: str) -> Question:
+def _question(
+    what: str, problem: BaseException | None, vote: bool, version: str, rank: int, remedy: str = SAME_ID
+) -> Question:
     return Question(
         what,
         yes=lambda unanimous: {"kind": None, "vote": unanimous},
