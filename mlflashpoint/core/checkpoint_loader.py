@@ -10,6 +10,7 @@ from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.core.node_versions import split_version, version_of
 from mlflashpoint.core.onlooker import Finder
 from mlflashpoint.core.recovery import Recovery
+from mlflashpoint.core.visits import VISITS
 
 __all__ = ["DefaultMLFlashpointCheckpointLoader", "MLFlashpointCheckpointLoader"]
 
@@ -108,10 +109,19 @@ class DefaultMLFlashpointCheckpointLoader:
         if runtime is not None:
             runtime.await_version(step)
 
-    def loaded(self, version: str) -> None:
-        """Tell that ``version`` was loaded: this process goes on from it, if it has not begun to save."""
+    def loaded(self, version: str, *, world_size: int, missed: frozenset[int]) -> None:
+        """Tell that ``version`` was loaded: this process goes on from it, if it has not begun to save.
+
+        If it has, and all ranks have loaded one version, a save of the last step goes back to that.
+
+        Args:
+            version: its id.
+            world_size: number of its shards.
+            missed: shards of which some part was not read.
+        """
         base, step = split_version(version, self.group)
         self.stores.reached(base, step, resumed=True)
+        VISITS.add((self.group, str(base)), step, world_size, missed)
 
 
 #: the guide's abstract name for the same thing

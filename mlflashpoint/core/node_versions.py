@@ -66,7 +66,7 @@ class NodeLoader:
     def await_saved(self, version: str) -> None:
         """Nothing: what this process loads it has not saved."""
 
-    def loaded(self, version: str) -> None:
+    def loaded(self, version: str, *, world_size: int, missed: frozenset[int]) -> None:
         """Nothing: the job does not go on from what is loaded here."""
 
 

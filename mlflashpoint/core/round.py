@@ -32,6 +32,8 @@ _LOST_S, _UNREACHABLE_S = 1.0, 10.0
 _CONNECT_S, _LONGEST_CONNECT_S = 0.5, 10.0
 #: every so-manieth look is one for whether the meeting is over
 _LOOKS = 8
+#: remedy
+SAME_ID = "nothing was done; pass the same checkpoint id on all ranks"
 _ALL: Any = object()
 _OVER: Any = object()
 
@@ -47,6 +49,7 @@ class Question:
         objection: what this rank settles it with at once; None if it comes.
         about: what the question is about, equal on all ranks; empty for nothing that they could differ in.
         vote: what the rank says; ``yes`` is told whether all say so.
+        remedy: where the ranks differ in that.
         decides: whether this rank calls ``yes``; None for the one that comes last.
     """
 
@@ -55,6 +58,7 @@ class Question:
     no: Callable[[FlashpointError], Any]
     objection: Any = None
     about: str = ""
+    remedy: str = SAME_ID
     vote: bool = True
     decides: bool | None = None
 
@@ -200,7 +204,7 @@ class _Round:
             StepError(
                 f"the ranks are at different versions (rank {other}: {named}, rank {self._rank}: {question.about})",
                 rank=self._rank,
-                remedy="nothing was done; pass the same checkpoint id on all ranks",
+                remedy=question.remedy,
             )
         )
 

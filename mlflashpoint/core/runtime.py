@@ -245,6 +245,11 @@ class Runtime:
         return self._pipeline.await_settled(step, self.config.deadline_s if timeout_s is None else timeout_s)
 
     @property
+    def saved_step(self) -> int | None:
+        """Step of the last save since training went back, whatever became of it; None for no such save."""
+        return self._saves.step
+
+    @property
     def goes_on(self) -> bool:
         """Whether it is settled where training goes on from: ``resumed`` was called, or a save has begun."""
         return self._session.resumed_from[-1] is not None

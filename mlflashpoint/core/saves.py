@@ -69,6 +69,11 @@ class Saves:
         self._tell(result)
         return result
 
+    @property
+    def step(self) -> int | None:
+        """Step of the last save since training went back, whatever became of it; None for no such save."""
+        return None if self._last is None else self._last.step
+
     def failed(self, step: int, reason: BaseException) -> None:
         """There is no state to save at ``step`` on this rank; raises StepError."""
         ticket = self._ticket(step, "")

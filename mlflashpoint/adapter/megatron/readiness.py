@@ -16,7 +16,7 @@ from mlflashpoint.core.checkpoint_saver import Stores
 from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.core.meeting import Meeting
 from mlflashpoint.core.node_versions import split_version
-from mlflashpoint.core.round import Question
+from mlflashpoint.core.round import SAME_ID, Question
 from mlflashpoint.errors import FlashpointError, PeerError
 
 #: no group's: those begin with ``mlflashpoint/``
@@ -31,7 +31,13 @@ _meeting = Meeting(_PREFIX)
 
 
 def all_ready(
-    what: str, problem: BaseException | None = None, *, deadline_s: float, version: str, vote: bool = True
+    what: str,
+    problem: BaseException | None = None,
+    *,
+    deadline_s: float,
+    version: str,
+    vote: bool = True,
+    remedy: str = SAME_ID,
 ) -> bool:
     """Go on only if no rank has a problem; collective, within the deadline.
 
@@ -41,6 +47,7 @@ def all_ready(
         deadline_s: longest wait for the other ranks.
         version: what the question is about, of ``name_of``.
         vote: what else this rank is asked.
+        remedy: of ranks that are at different versions.
 
     Returns:
         whether every rank votes so.
@@ -58,7 +65,7 @@ def all_ready(
     rank = dist.get_rank()
     if isinstance(problem, FlashpointError) and problem.rank is None:
         problem.rank = rank
-    question = _question(what, problem, vote, version, rank)
+    question = _question(what, problem, vote, version, rank, remedy)
     try:
         outcome = _meeting.ask(
             dist.distributed_c10d._get_default_store(),
@@ -87,13 +94,16 @@ def name_of(stores: Stores, version: object) -> str:
     return str(version)
 
 
-def _question(what: str, problem: BaseException | None, vote: bool, version: str, rank: int) -> Question:
+def _question(
+    what: str, problem: BaseException | None, vote: bool, version: str, rank: int, remedy: str = SAME_ID
+) -> Question:
     return Question(
         what,
         yes=lambda unanimous: {"kind": None, "vote": unanimous},
         no=lambda error: _record(error, rank),
         objection=None if problem is None else _record(problem, rank),
         about=version,
+        remedy=remedy,
         vote=vote,
     )
 

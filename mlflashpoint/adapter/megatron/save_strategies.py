@@ -26,19 +26,24 @@ from mlflashpoint.adapter.megatron import folder
 from mlflashpoint.adapter.megatron.planning import SavePlanning
 from mlflashpoint.adapter.megatron.readiness import all_ready, name_of
 from mlflashpoint.adapter.megatron.topology import current_topology
+from mlflashpoint.adapter.pytorch.going_back import REMEDY
 from mlflashpoint.adapter.pytorch.memory_storage_writer import MemoryStorageWriter
 from mlflashpoint.core.checkpoint_saver import deadline_of
 from mlflashpoint.core.container import read_container
 from mlflashpoint.core.manifest import node_copies
 from mlflashpoint.core.nesting import too_deep
 from mlflashpoint.core.node_versions import split_version
+from mlflashpoint.core.round import SAME_ID
 from mlflashpoint.core.runtime import Runtime
+from mlflashpoint.core.visits import Back
 from mlflashpoint.errors import StateTypeError
 
 __all__ = ["MLFlashpointMegatronAsyncSaveStrategy"]
 
 #: key under which Megatron-Core from 0.19 on puts the common state among the sharded ones
 _COMMON_KEY = "common_state"
+#: any rank of those that differ may be the one that tells all
+_REMEDY = f"{SAME_ID}; {REMEDY}"
 
 
 class MLFlashpointMegatronAsyncSaveStrategy(TorchDistSaveShardedStrategy):  # type: ignore[misc]
@@ -95,7 +100,7 @@ class MLFlashpointMegatronAsyncSaveStrategy(TorchDistSaveShardedStrategy):  # ty
             CheckpointIdError: ``checkpoint_dir`` is no version's container.
             ContainerError: a rank has no memory store.
             StateTypeError: an object, or the common state, can't be serialised.
-            StepError: the ranks save different steps.
+            StepError: the ranks save different steps, or not all of them have gone back to one version.
             DeadlineExceededError: a rank does not come.
         """
         finalize = self._begin(sharded_state_dict, checkpoint_dir)
@@ -112,10 +117,12 @@ class MLFlashpointMegatronAsyncSaveStrategy(TorchDistSaveShardedStrategy):  # ty
         problem: Exception | None = None
         state: dict[str, Any] = {}
         files: dict[str, bytes] = {}
+        back: Back | None = None
         try:
             writer.reset(checkpoint_dir)
             problem = writer.runtime().problem
             if problem is None:
+                back = writer.going_back.bring_whole(writer.runtime(), writer.step)
                 writer.topology = current_topology()
                 files = self._files(Path(checkpoint_dir), _take_common(sharded_state_dict))
                 state = self._translated(sharded_state_dict)
@@ -124,7 +131,11 @@ class MLFlashpointMegatronAsyncSaveStrategy(TorchDistSaveShardedStrategy):  # ty
         except Exception as error:
             problem = error
         fits = problem is None and self._planning.fits(state)
-        again = all_ready("save", problem, vote=fits, version=name, deadline_s=deadline_s)
+        # A rank that alone has loaded an older version must not go back alone.
+        about = name if back is None else f"{name} after going back to {back}"
+        again = all_ready("save", problem, vote=fits, version=about, remedy=_REMEDY, deadline_s=deadline_s)
+        if back is not None:
+            writer.going_back.follow(writer.runtime(), writer.step, back.step)
         of_the_owner = writer.side_files
         writer.side_files = {**of_the_owner, **files}
         try:

@@ -158,7 +158,9 @@ class MemoryStorageReader(StorageReader):
             # would be anything.
             for item, _, content in contents:
                 planner.load_bytes(item, io.BytesIO(content))
-            self._loader.loaded(str(self.checkpoint_id))
+            self._loader.loaded(
+                str(self.checkpoint_id), world_size=shards.world_size, missed=described.missed(plan.items)
+            )
         finally:
             self.close()
         future: Future[None] = Future()

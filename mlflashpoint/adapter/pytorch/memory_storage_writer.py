@@ -12,10 +12,11 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from mlflashpoint.adapter.pytorch.finish import Bulletins, Save, attempts_before, await_complete
+from mlflashpoint.adapter.pytorch.going_back import GoingBack
 from mlflashpoint.adapter.pytorch.missing import missing_of
 from mlflashpoint.adapter.pytorch.planner import StructureSavePlanner
 from mlflashpoint.adapter.pytorch.resolving import bytes_tensor, resolve_items
-from mlflashpoint.adapter.pytorch.same_step import compared, marked, saved_to
+from mlflashpoint.adapter.pytorch.same_step import compared, goes_back, marked, saved_to
 from mlflashpoint.adapter.pytorch.shards import ATTRIBUTE, pieces_of, side_file_key
 from mlflashpoint.adapter.pytorch.stager import ReusedStager
 from mlflashpoint.adapter.pytorch.tables import Sent, Table, Tables
@@ -42,10 +43,12 @@ class MemoryStorageWriter(StorageWriter):
     The checkpoint's id is ``<base container>/step-<n>_ckpt``; of a saver for a named group it is
     ``<base container>/<group>/step-<n>_ckpt``. Blocking is the copy of this rank's data alone; digests, metadata and
     replicas follow in the background. A version counts once DCP has finished it on the coordinator. A save waits for a
-    slot as ``MLFLASHPOINT_BUSY_WAIT_S`` says, and for an ``async_save`` of this writer that has not ended.
+    slot as ``MLFLASHPOINT_BUSY_WAIT_S`` says, and for an ``async_save`` of this writer that has not ended. The last
+    step is not stored again, unless all ranks have loaded an older version since: then training went back to that.
 
     Attributes:
         planner: keeps the plan from save to save; pass it to ``dcp.save`` to plan once per structure.
+        going_back: whether the next save comes from an older version.
         topology: fingerprint of the parallel layout, equal on all ranks; named if the version can't be resharded.
 
     Raises (as DCP does, on all ranks, within a CheckpointException): StoreFullError, StateTypeError, SlotBusyError,
@@ -70,6 +73,9 @@ class MemoryStorageWriter(StorageWriter):
         self.checkpoint_id: CheckpointContainerId | None = None
         self._stager = ReusedStager()
         self._turns = Turns()
+        self.going_back = GoingBack()
+        #: on the plan of the save that has begun
+        self._mark = 0
         self._is_coordinator = True
         #: whether it came from the training process: nobody waits for what it does but those who want the version
         self._travelled = False
@@ -106,6 +112,7 @@ class MemoryStorageWriter(StorageWriter):
         self._is_coordinator = is_coordinator or not use_collectives
         container, step = self._place()
         self._save = Save(step)
+        self.going_back.begin()
         if self._is_coordinator:
             self._unfinished.begin(self._save, container)
 
@@ -116,11 +123,14 @@ class MemoryStorageWriter(StorageWriter):
             locate(missing, self.runtime(), save, self.checkpoint_id)
             raise missing
         save.planning = True
-        return marked(plan, save.step, str(self.checkpoint_id), str(self._place()[0]))
+        container, runtime = self._place()[0], self._opened()
+        back = None if runtime is None else self.going_back.bring(runtime, save.step)
+        plan, self._mark = marked(plan, save.step, str(self.checkpoint_id), str(container), back)
+        return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Raises StepError, which DCP raises on all ranks, if the ranks save different steps."""
-        unmarked = compared(plans)
+        """Raises StepError, which DCP raises on all ranks, if they save different steps, or not all of them go back."""
+        unmarked = compared(plans, world_size=0 if (runtime := self._opened()) is None else runtime.world_size)
         self._begun().planning = False
         return unmarked
 
@@ -142,6 +152,7 @@ class MemoryStorageWriter(StorageWriter):
         save.attempt = attempts_before(str(self.checkpoint_id))
         runtime, stored = self._usable(), False
         try:
+            self.going_back.follow(runtime, save.step, goes_back(plan, self._mark))
             names, table, sent = self._tables.describe(plan, runtime.rank, here=self._is_coordinator)
             state = dict(zip(names, resolve_items(plan, planner), strict=True))
             for name, content in self.side_files.items():
@@ -224,7 +235,9 @@ class MemoryStorageWriter(StorageWriter):
             DeadlineExceededError: an earlier ``async_save`` of this writer does not end.
         """
         self._turns.announce(deadline_of(self.stores, self.checkpoint_id))
-        return self._stager.stage(state_dict)
+        staged = self._stager.stage(state_dict)
+        self.going_back.state_taken()
+        return staged
 
     def synchronize_staging(self) -> None:
         self._stager.synchronize_staging()
@@ -236,11 +249,13 @@ class MemoryStorageWriter(StorageWriter):
     def __getstate__(self) -> dict[str, Any]:
         # It travels to a checkpoint process at each save: the settings do, what was learnt from saves does not.
         self._turns.withdraw()
-        return {"saver": self._saver, "topology": self.topology, "side_files": self.side_files}
+        settings = {"saver": self._saver, "topology": self.topology, "side_files": self.side_files}
+        return {**settings, "loaded": self.going_back.take_staged()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(checkpoint_saver=state["saver"], side_files=state["side_files"])  # type: ignore[misc]
         self.topology = state["topology"]
+        self.going_back = GoingBack(state["loaded"])
         self._travelled = True
 
     @property
@@ -254,9 +269,18 @@ class MemoryStorageWriter(StorageWriter):
             raise CheckpointIdError("no checkpoint id", remedy="pass checkpoint_id to dcp.save")
         return self._saver.runtime(self._place()[0])
 
+    @property
+    def step(self) -> int:
+        """Of the checkpoint's id; raises CheckpointIdError."""
+        return self._place()[1]
+
     def _place(self) -> tuple[CheckpointContainerId, int]:
         """Base container and step of the checkpoint's id."""
         return split_version(str(self.checkpoint_id), self._saver.stores.group)
+
+    def _opened(self) -> Runtime | None:
+        """The store if this process has it open, as it has once it has saved."""
+        return self._saver.stores.opened(self._place()[0])
 
     def _usable(self) -> Runtime:
         runtime = self.runtime()
@@ -298,4 +322,5 @@ class MemoryStorageWriter(StorageWriter):
                 )
             log.debug("step %d lies in memory already and is not stored again", save.step)
         self._saver.stores.reached(self._place()[0], save.step)
+        self.going_back.settled(runtime)
         return result

@@ -9,7 +9,7 @@ import base64
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.planner import ReadItem
 
 from mlflashpoint.core.collector import no_collections
 from mlflashpoint.core.nesting import too_deep
@@ -50,6 +51,11 @@ class VersionMetadata:
     def holder(self, index: MetadataIndex) -> int:
         """The rank whose shard holds ``index``; raises KeyError."""
         return self.holders[chunk_key(index)]
+
+    def missed(self, items: Iterable[ReadItem]) -> frozenset[int]:
+        """The ranks whose shards hold something whose name is none of the ``items``'."""
+        read = {item.storage_index.fqn for item in items}
+        return frozenset(holder for (fqn, _), holder in self.holders.items() if fqn not in read)
 
 
 def chunk_key(index: MetadataIndex) -> ChunkKey:

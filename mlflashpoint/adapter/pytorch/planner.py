@@ -132,6 +132,9 @@ class StructureSavePlanner(DefaultSavePlanner):
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
         if isinstance(new_plan.planner_data, _Agreed) and self._final_plan is not None:
             self.plan = self._final_plan
+            if new_plan.storage_data is not None:
+                # The writer's word to this save alone.
+                self.plan = dataclasses.replace(self.plan, storage_data=new_plan.storage_data)
         else:
             numbered = new_plan.planner_data
             if isinstance(numbered, _Numbered):

@@ -85,6 +85,29 @@ def test_ranks_that_save_other_steps_are_refused_at_once(saved):
     goes_on(results, 6)
 
 
+def test_a_step_that_is_saved_again_after_all_ranks_went_back_holds_the_new_state(saved):
+    for rank, result in enumerate(saved("a_step_again_after_all_ranks_went_back")):
+        assert (result["refused"]["kind"], result["kept"]) == (None, [770.0 + rank, 77])
+
+
+def test_a_step_that_is_saved_again_without_going_back_is_not_stored_again(saved):
+    for rank, result in enumerate(saved("a_step_again_without_a_load")):
+        assert (result["refused"]["kind"], result["kept"]) == (None, [100.0 + rank, 10])
+
+
+@pytest.mark.parametrize(
+    ("scenario", "text"),
+    [
+        ("a_step_again_after_one_rank_alone_loaded", "step-10_ckpt after going back to step 5"),
+        ("a_step_again_after_a_part_was_loaded", "parts of older versions"),
+    ],
+)
+def test_a_step_that_is_saved_again_where_the_ranks_may_not_all_go_back_is_refused_on_all(saved, scenario, text):
+    results = saved(scenario)
+    refused(results, "StepError", text, "resumed(step)", "save under another step")
+    assert [result["kept"] for result in results] == [[100.0, 10], [101.0, 10]]
+
+
 def test_an_id_that_is_no_version_on_one_rank_is_refused_on_all(saved):
     results = saved("an_id_that_is_none_on_one_rank")
     refused(results, "CheckpointIdError", "no version", "/odd")

@@ -29,6 +29,7 @@ def main(what, base, durable):
     rank, world_size, scenario, results = begin()
     import torch
     import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
     from launch import report
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
@@ -122,6 +123,43 @@ def main(what, base, durable):
                 "refused": failing(lambda: store.save(state(4 + rank), 4 + rank, async_save=False)),
                 "next": goes_on(store, 6),
             }
+
+        def saved_again(name, look):
+            """Step 10 is saved again, with another state, after ``look`` at step 5."""
+            store = opened(name)
+            for step in (5, 10):
+                store.save(state(step), step, async_save=False)
+            store.runtime.flush()
+            look(store)
+            dist.barrier()
+            refused = failing(lambda: store.save(state(77), 10, async_save=False))
+            return {"refused": refused, "kept": back(store)}
+
+        @scenario
+        def a_step_again_after_all_ranks_went_back():
+            return saved_again("back", lambda store: back(store, store.version(5)))
+
+        @scenario
+        def a_step_again_after_one_rank_alone_loaded():
+            def look(store):
+                if rank == 1:
+                    into = {"t": torch.zeros(4 * world_size, 3)}
+                    dcp.load(into, checkpoint_id=store.version(5), storage_reader=store.reader, no_dist=True)
+
+            return saved_again("alone", look)
+
+        @scenario
+        def a_step_again_after_a_part_was_loaded():
+            def look(store):
+                store.load_strategy.make_ready(store.version(5))
+                with store.reader as reader:
+                    dcp.load({}, checkpoint_id=store.version(5), storage_reader=reader)
+
+            return saved_again("part", look)
+
+        @scenario
+        def a_step_again_without_a_load():
+            return saved_again("again", lambda store: None)
 
         @scenario
         def an_id_that_is_none_on_one_rank():
