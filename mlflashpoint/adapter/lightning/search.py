@@ -35,6 +35,8 @@ class Search:
         self._kind = kind
         self._path_of = path_of
         self._strict = strict
+        #: step of the newest version that is newer than the durable checkpoint, whether it can be used or not
+        self.seen: int | None = None
 
     def newest(self, trainer: Any, durable_step: int | None, durable: object) -> FromMemory | None:
         """The newest version that fits, checked by every rank; see ``FitSession.find``."""
@@ -50,6 +52,7 @@ class Search:
         if recovery is None:
             _log.info("nothing newer in memory than %s", _named(durable, durable_step))
             return None
+        self.seen = recovery.step
         tried = attempt(
             runtime, _USABLE, f"loading step {recovery.step} from memory", lambda: self._load(trainer, recovery)
         )

@@ -12,6 +12,7 @@ from mlflashpoint.adapter.lightning.cadence import Cadence
 from mlflashpoint.adapter.lightning.durable import durable_save_due
 from mlflashpoint.adapter.lightning.found import FromMemory
 from mlflashpoint.adapter.lightning.kinds import StateKind
+from mlflashpoint.adapter.lightning.need import Need
 from mlflashpoint.adapter.lightning.places import lies_in, misplaced
 from mlflashpoint.adapter.lightning.search import Search
 from mlflashpoint.core.ids import CheckpointContainerId
@@ -75,6 +76,7 @@ class FitSession:
         self._open_store = open_store
         self._runtime: Runtime | None = None
         self._durable_step = -1
+        self._need = Need()
         #: what ``find`` found, kept until training goes on
         self.found: FromMemory | None = None
         #: whether what this fit goes on from has been chosen; what the recipe restores later is its own affair
@@ -117,6 +119,7 @@ class FitSession:
             return None
         search = Search(runtime, self.kind, self.path_of, strict=self.strict)
         self.found = search.newest(trainer, durable_step, durable)
+        self._need.found(search.seen)
         return self.found
 
     @contextlib.contextmanager
@@ -157,6 +160,7 @@ class FitSession:
 
     def started(self, trainer: Any) -> None:
         """The first batch is next: what earlier starts saved above the step that training goes on from is given up."""
+        self._need.began(trainer.global_step)
         if self.cadence is not None:
             self.cadence.start(trainer.global_step)
         if not self.closed:
@@ -182,6 +186,7 @@ class FitSession:
         if weights_only or lies_in(path, self.base):
             return
         self._durable_step = step = trainer.global_step
+        self._need.saved(step)
         if self._skipped_for == step:
             self._skipped_for = None
 
@@ -199,6 +204,7 @@ class FitSession:
     def batch_ended(self, trainer: Any) -> None:
         """Save if the cadence says so; ModelCheckpoint has had its turn at this batch."""
         step = trainer.global_step
+        self._need.trained(step)
         if self.closed or self.cadence is None or not self.cadence.due(step) or trainer.fast_dev_run:
             return
         if self._skipped_for is not None:
@@ -259,9 +265,10 @@ class FitSession:
             runtime.close()
 
     def finish(self, *, success: bool) -> None:
-        """The fit is over: if it ended well on all ranks the versions go, unless they are to be kept."""
+        """The fit is over: if it ended well on all ranks the versions go, unless they are to be kept, or needed."""
         # A session of the recipe's own lives as long as its Trainer.
         self.found = self._resumed = None
+        need, self._need = self._need, Need()
         if self.closed:
             return
         self.closed = True
@@ -269,7 +276,15 @@ class FitSession:
         if runtime is None:
             return
         try:
-            if runtime.agree("lightning/ended-well", success) and not self.keep_on_success:
+            left = success and not self.keep_on_success and need.is_left()
+            if left and runtime.rank == 0:
+                _log.warning(
+                    "the memory versions are kept: this fit has trained no step, and no durable checkpoint has the "
+                    "state of step %d that they hold. Let it train on, or save the Trainer's state behind fit and free "
+                    "the memory with `mlflashpoint clean`",
+                    need.held,
+                )
+            if runtime.agree("lightning/ended-well", success and not left) and not self.keep_on_success:
                 # The rank that hosts the job's store must not leave before the others have heard of the above.
                 runtime.agree("lightning/heard", True)
                 runtime.discard()
