@@ -27,6 +27,7 @@ def report(pid: int | None = None) -> Facts:
         "start_up": inspection.start_up(environ),
         "settings": inspection.settings(environ),
         "container": inspection.container(environ),
+        "drain_dir": inspection.drain_dir(environ),
         "frameworks": inspection.frameworks(environ),
         "process": None if pid is None else inspection.process(pid),
     }
@@ -40,7 +41,7 @@ def _problems(facts: Facts) -> list[str]:
     found = [row["error"] for row in facts["settings"] if row["error"] and (start_up["wanted"] or not row["missing"])]
     if start_up["wanted"]:
         found += [] if start_up["on"] or found else [start_up["reason"]]
-        found += [facts["container"]["error"]] if facts["container"]["error"] else []
+        found += [facts[place]["error"] for place in ("container", "drain_dir") if facts[place]["error"]]
     found += [
         f"{row['framework']}: {row['error']}"
         for row in facts["frameworks"]
@@ -67,6 +68,8 @@ def render(facts: Facts) -> str:
     if container["total"] is not None:
         size = f" on {container['kind']}, {container['free'] / 2**30:.1f} of {container['total'] / 2**30:.1f} GiB free"
     lines.append(f"container   {container['path'] or 'none'}{size}")
+    if facts["drain_dir"]["path"] is not None:
+        lines.append(f"drain dir   {facts['drain_dir']['path']}")
     lines.append("settings")
     width = max(len(row["variable"]) for row in facts["settings"])
     for row in facts["settings"]:

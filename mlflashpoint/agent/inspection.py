@@ -5,6 +5,7 @@ No framework is imported: versions come from the metadata of what is installed.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -17,12 +18,17 @@ from mlflashpoint.agent import bootstrap, policy, start, status
 from mlflashpoint.agent.frameworks import FRAMEWORKS
 from mlflashpoint.agent.install import FILE_NAME
 from mlflashpoint.core.container import check_container
+from mlflashpoint.core.deadline import bounded
+from mlflashpoint.core.drainplace import SETTING, foresee_place
 from mlflashpoint.core.filesystem import existing_folder, filesystem_kind
 from mlflashpoint.errors import FlashpointError, SettingError
 from mlflashpoint.replication import transports
 from mlflashpoint.settings import KNOBS, StoreConfig, job_id_from, unknown_settings
 
 Facts = dict[str, Any]
+
+#: a network file system may hang
+_LOOK_S = 10.0
 
 
 def start_up(environ: Mapping[str, str]) -> Facts:
@@ -106,6 +112,23 @@ def container(environ: Mapping[str, str]) -> Facts:
         check_container(config)
     except (FlashpointError, OSError) as error:
         facts["error"] = str(error)
+    return facts
+
+
+def drain_dir(environ: Mapping[str, str]) -> Facts:
+    """The drain directory, and why it could not be drained to."""
+    facts: Facts = {"path": None, "error": None}
+    # What is wrong with the settings is told of each of them.
+    with contextlib.suppress(SettingError):
+        config = StoreConfig.from_env(environ)
+        if config.drain_dir is not None:
+            root, base = config.drain_dir, config.base_container
+            facts["path"] = str(root)
+            try:
+                bounded(lambda: foresee_place(root, base), _LOOK_S, "a look at the drain directory")
+            except FlashpointError as error:
+                error.setting = SETTING
+                facts["error"] = str(error)
     return facts
 
 

@@ -8,8 +8,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from mlflashpoint.core import lifeline
 from mlflashpoint.core.channel import Store
 from mlflashpoint.core.checkpoint_id_types import CheckpointContainerId
+from mlflashpoint.core.onlooker import Onlooker
 from mlflashpoint.core.ranks import Ranks, ranks_from
 from mlflashpoint.core.runtime import Runtime
 from mlflashpoint.errors import ContainerError, StoreClosedError
@@ -44,7 +46,8 @@ class CheckpointObjectManager:
         self._gave_up = False
         self._given: Runtime | None = None
         #: closed, and kept for what they still do on SIGTERM
-        self._handed_over: list[Runtime] = []
+        self._handed_over: dict[str, Runtime] = {}
+        self._onlookers: dict[str, Onlooker] = {}
 
     @classmethod
     def around(cls, runtime: Runtime) -> CheckpointObjectManager:
@@ -92,6 +95,27 @@ class CheckpointObjectManager:
         """Whether a checkpoint process has the stores now."""
         return self._gave_up
 
+    def onlooker(self, base_container: str, ranks: Ranks | None = None) -> Onlooker:
+        """What finds and reads in ``base_container`` for this process, which gave the store up.
+
+        Args:
+            base_container: absolute path.
+            ranks: who this process is, unless the store that it gave up tells; None as for ``runtime``.
+
+        Raises:
+            RankUnknownError, SettingError: as ``Runtime.from_env``.
+        """
+        base = CheckpointContainerId(base_container)
+        with self._lock:
+            found = self._onlookers.get(base)
+            if found is None:
+                config, before = self._config(base), self._handed_over.get(base)
+                if before is not None:
+                    config, ranks = before.config, Ranks(before.rank, before.world_size, before.local_rank)
+                found = Onlooker(config, ranks or ranks_from(os.environ), self.group, self._store)
+                self._onlookers[base] = found
+            return found
+
     def reached(self, base_container: str, step: int, *, resumed: bool = False) -> None:
         """Training has reached ``step``: by a save, or (``resumed``) by going on from a version that was loaded.
 
@@ -108,25 +132,32 @@ class CheckpointObjectManager:
             if resumed and known is None and runtime is not None and not runtime.closed and not runtime.goes_on:
                 runtime.resumed(step)
 
+    def look_away(self) -> None:
+        """End the reading beside a checkpoint process, until the next ``onlooker``."""
+        with self._lock:
+            self._look_away()
+
     def close(self) -> None:
         """Finish background work and close the stores."""
         with self._lock:
             for runtime in self._runtimes.values():
                 runtime.close()
-            for runtime in self._handed_over:
+            for runtime in self._handed_over.values():
                 runtime.close()
+            self._look_away()
             self._runtimes.clear()
+
+    def _look_away(self) -> None:
+        while self._onlookers:
+            self._onlookers.popitem()[1].close()
 
     def _known(self, base: CheckpointContainerId) -> Runtime | None:
         given = self._given
         return given if given is not None and str(given.config.base_container) == base else self._runtimes.get(base)
 
     def _open(self, base: CheckpointContainerId, ranks: Ranks) -> Runtime:
-        settings = dict(self.settings)
-        settings.setdefault("job_id", os.environ.get("MLFLASHPOINT_JOB_ID") or base.name)
-        config = StoreConfig.from_env(**{**settings, "base_container": Path(base)})
         runtime = Runtime(
-            config,
+            self._config(base),
             rank=ranks.rank,
             world_size=ranks.world_size,
             local_rank=ranks.local_rank,
@@ -142,8 +173,15 @@ class CheckpointObjectManager:
                 raise
         return runtime
 
+    def _config(self, base: CheckpointContainerId) -> StoreConfig:
+        settings = dict(self.settings)
+        settings.setdefault("job_id", os.environ.get("MLFLASHPOINT_JOB_ID") or base.name)
+        return StoreConfig.from_env(**{**settings, "base_container": Path(base)})
+
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:
+            for onlooker in self._onlookers.values():
+                onlooker.save_begins()
             settings = dict(self.settings)
             given = {} if self._given is None else {str(self._given.config.base_container): self._given}
             for base, runtime in {**self._runtimes, **given}.items():
@@ -152,7 +190,7 @@ class CheckpointObjectManager:
                 settings.pop("base_container")
                 if not runtime.closed:
                     runtime.hand_over()
-                    self._handed_over.append(runtime)
+                    self._handed_over[base] = runtime
             self.settings = settings
             self._runtimes.clear()
             self._gave_up = True
@@ -161,6 +199,7 @@ class CheckpointObjectManager:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(group=state["group"], **state["settings"])  # type: ignore[misc]
         self._reached.update(state["reached"])
+        lifeline.hold()
 
 
 #: the open stores of this process, by group and base container

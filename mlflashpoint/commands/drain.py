@@ -36,10 +36,9 @@ def main(argv: list[str]) -> int:
     def drain() -> int:
         base, to, deadline = base_from(options.base), options.to.absolute(), time.monotonic() + options.budget
         inventory = take_stock(base)
-        groups = list(dict.fromkeys(seat.group for seat in inventory.seats))
         reports = [
             report
-            for group in groups
+            for group in inventory.groups
             for report in tried_again(functools.partial(_drain_group, base, group, to, deadline), deadline=deadline)
         ]
         if not reports:
@@ -134,10 +133,8 @@ def _put_one(rank: int, slots: list[SlotInfo], target: DrainDir, deadline: float
 def _slots_of(inventory: Inventory, version: Version) -> dict[int, list[SlotInfo]]:
     """Rank -> the copies of its shard here, its own before replicas."""
     found: dict[int, list[SlotInfo]] = {}
-    for seat in inventory.seats:
-        for slot in seat.slots if seat.group == version.group else ():
-            record = slot.record
-            key = None if record is None else (record.incarnation, record.run, record.step)
-            if record is not None and slot.problem is None and key == version.key[:3]:
-                found.setdefault(record.rank, []).append(slot)
+    for one in inventory.slots:
+        slot = one.slot
+        if one.group == version.group and one.key == version.key and slot.problem is None and slot.record is not None:
+            found.setdefault(slot.record.rank, []).append(slot)
     return {rank: sorted(slots, key=lambda slot: slot.replica) for rank, slots in sorted(found.items())}

@@ -15,6 +15,7 @@ from mlflashpoint.core.incarnation import Lineage, read_lineage
 from mlflashpoint.core.lagfile import SeatLag
 from mlflashpoint.core.manifest import seats_of
 from mlflashpoint.core.plan import VersionKey, abandoned
+from mlflashpoint.core.record import ShardRecord
 from mlflashpoint.core.seat import live_owner
 from mlflashpoint.errors import ContainerError, FlashpointError
 from mlflashpoint.settings import StoreConfig
@@ -22,26 +23,25 @@ from mlflashpoint.settings import StoreConfig
 
 @dataclass(frozen=True)
 class Seat:
-    """One seat: its folder, the process that lives on it (None for none), its slots, and how far its replicas are."""
+    """One seat: its folder, the process that lives on it (None for none), and how far its replicas are."""
 
     group: str
     path: Path
     owner: int | None
-    slots: tuple[SlotInfo, ...]
     lag: SeatLag | None = None
 
 
 @dataclass(frozen=True)
 class Version:
-    """The shards of one version that this node holds.
+    """The shards of one version that were found.
 
     Attributes:
         group: the group of ranks.
         key: names the version.
         ranks: ranks whose shards are here, own or replica.
-        nbytes: bytes of data and index of all copies here.
+        nbytes: bytes of data and index of all copies.
         newest_s: when its newest shard was committed, in seconds since the epoch.
-        problem: why it can't be recovered from this node alone, None if it can.
+        problem: why it can't be recovered from what was found alone, None if it can.
     """
 
     group: str
@@ -53,13 +53,41 @@ class Version:
 
 
 @dataclass(frozen=True)
+class Found:
+    """One slot: its group, its name (its path in the container), and what it holds."""
+
+    group: str
+    name: str
+    slot: SlotInfo
+
+    @property
+    def key(self) -> VersionKey | None:
+        """The version that it holds a shard of, None if it holds nothing."""
+        record = self.slot.record
+        return None if record is None else _key(record)
+
+
+@dataclass(frozen=True)
 class Inventory:
-    """What a container holds; ``problems`` are slots, seats and files that can't be used, each with its reason."""
+    """What a container holds, or what was drained of one job.
+
+    Attributes:
+        container: which one.
+        groups: the groups of ranks that have something in it.
+        seats: the seats in it; what was drained has none.
+        slots: every slot in it.
+        versions: what they make together, of each group the newest first.
+        problems: slots, seats and files that can't be used, each with its reason.
+        drained: whether it is what was drained to a durable directory, and no memory.
+    """
 
     container: Container
+    groups: tuple[str, ...]
     seats: tuple[Seat, ...]
+    slots: tuple[Found, ...]
     versions: tuple[Version, ...]
     problems: tuple[str, ...]
+    drained: bool = False
 
 
 def base_from(argument: str | None) -> Path:
@@ -82,6 +110,7 @@ def take_stock(base: Path) -> Inventory:
         raise ContainerError("no memory container is here", path=base, remedy="give the job's base container")
     problems: list[str] = []
     seats: list[Seat] = []
+    slots: list[Found] = []
     versions: list[Version] = []
     for group in sorted(path.name for path in base.iterdir() if path.is_dir() and not path.is_symlink()):
         lineage = Lineage()
@@ -91,28 +120,34 @@ def take_stock(base: Path) -> Inventory:
             problems.append(str(error))
         found = []
         for path in seats_of(base / group).values():
-            slots = tuple(scan_seat(path))
-            found.append(Seat(group, path, live_owner(path), slots, SeatLag.read(path)))
-            problems += [str(slot.problem) for slot in slots if slot.problem is not None]
-            problems += [
-                f"quarantined [path {slot.path}]" for slot in slots if file_of(slot.path, "quarantined").exists()
-            ]
-        seats += found
-        versions += _versions(group, found, lineage)
-    return Inventory(container, tuple(seats), tuple(versions), tuple(problems))
+            seats.append(Seat(group, path, live_owner(path), SeatLag.read(path)))
+            found += [Found(group, f"{group}/{path.name}/{slot.path.name}", slot) for slot in scan_seat(path)]
+        slots += found
+        problems += problems_of(found)
+        versions += versions_of(group, found, lineage, where="on this node")
+    groups = tuple(dict.fromkeys(seat.group for seat in seats))
+    return Inventory(container, groups, tuple(seats), tuple(slots), tuple(versions), tuple(problems))
 
 
-def _versions(group: str, seats: list[Seat], lineage: Lineage) -> Iterator[Version]:
+def problems_of(found: list[Found]) -> Iterator[str]:
+    """Why slots can't be used."""
+    for slot in (one.slot for one in found):
+        if slot.problem is not None:
+            yield str(slot.problem)
+        if file_of(slot.path, "quarantined").exists():
+            yield f"quarantined [path {slot.path}]"
+
+
+def versions_of(group: str, found: list[Found], lineage: Lineage, *, where: str) -> Iterator[Version]:
+    """The versions of a group of which something was found ``where``, the newest first."""
     copies: dict[VersionKey, list[SlotInfo]] = {}
-    for slot in (slot for seat in seats for slot in seat.slots if slot.problem is None):
-        record = slot.record
-        if record is not None:
-            key = VersionKey(record.incarnation, record.run, record.step, record.world_size, record.topology)
-            copies.setdefault(key, []).append(slot)
+    for one in found:
+        if one.key is not None and one.slot.problem is None:
+            copies.setdefault(one.key, []).append(one.slot)
     for key in sorted(copies, key=lambda key: (key.incarnation, key.step), reverse=True):
         records = [slot.record for slot in copies[key] if slot.record is not None]
         ranks = tuple(sorted({record.rank for record in records}))
-        here = f"{len(ranks)} of {key.world_size} ranks are on this node"
+        here = f"{len(ranks)} of {key.world_size} ranks are {where}"
         yield Version(
             group=group,
             key=key,
@@ -123,11 +158,17 @@ def _versions(group: str, seats: list[Seat], lineage: Lineage) -> Iterator[Versi
         )
 
 
-def arguments(name: str, meaning: str, argv: list[str], *flags: tuple[str, str]) -> argparse.Namespace:
-    """Parse a command's arguments: ``BASE`` and some switches; exits with 2 on a usage error."""
+def _key(record: ShardRecord) -> VersionKey:
+    return VersionKey(record.incarnation, record.run, record.step, record.world_size, record.topology)
+
+
+def arguments(
+    name: str, meaning: str, argv: list[str], *flags: tuple[str, str], what: str = "base container"
+) -> argparse.Namespace:
+    """Parse a command's arguments: ``BASE``, which is ``what``, and some switches; exits with 2 on a usage error."""
     parser = argparse.ArgumentParser(prog=f"mlflashpoint {name}", description=meaning)
     parser.add_argument(
-        "base", nargs="?", metavar="BASE", help="base container; by default the one that the settings name"
+        "base", nargs="?", metavar="BASE", help=f"{what}; by default the base container that the settings name"
     )
     for flag, text in flags:
         parser.add_argument(flag, action="store_true", help=text)

@@ -1,4 +1,4 @@
-"""``mlflashpoint status``: the versions in a base container, complete or why not."""
+"""``mlflashpoint status``: the versions in a base container or a drain directory, complete or why not."""
 
 from __future__ import annotations
 
@@ -8,17 +8,22 @@ import sys
 import time
 from typing import Any
 
-from mlflashpoint.commands.inventory import Inventory, arguments, base_from, human_bytes, reported, take_stock
+from mlflashpoint.commands.drained import EITHER, stock_of_either
+from mlflashpoint.commands.inventory import Inventory, arguments, base_from, human_bytes, reported
 from mlflashpoint.core.lagfile import SeatLag
 
 
 def main(argv: list[str]) -> int:
     options = arguments(
-        "status", "List the versions that a base container holds.", argv, ("--json", "print JSON for programs")
+        "status",
+        "List the versions that a base container holds, or a drain directory.",
+        argv,
+        ("--json", "print JSON for programs"),
+        what=EITHER,
     )
 
     def show() -> int:
-        inventory = take_stock(base_from(options.base))
+        inventory = stock_of_either(base_from(options.base))
         sys.stdout.write(json.dumps(_as_json(inventory), indent=2) + "\n" if options.json else _as_text(inventory))
         return 0
 
@@ -55,12 +60,7 @@ def _as_json(inventory: Inventory) -> dict[str, Any]:
 
 def _as_text(inventory: Inventory) -> str:
     now = time.time()
-    container = inventory.container
-    live = [seat for seat in inventory.seats if seat.owner is not None]
-    lines = [
-        f"{container.path}: job {container.job_id}, node {container.node[:8]}, {len(live)} of {len(inventory.seats)} "
-        "seats have a live process"
-    ]
+    lines = [_heading(inventory)]
     rows = [("GROUP", "STEP", "INCARNATION", "RANKS", "BYTES", "AGE", "STATE")]
     for version in inventory.versions:
         rows.append(
@@ -80,6 +80,15 @@ def _as_text(inventory: Inventory) -> str:
         lines[1:] = ["no version"]
     lines += [_lag(seat.lag, now, seat.owner is not None) for seat in inventory.seats if seat.lag is not None]
     return "\n".join([*lines, *(f"unusable: {problem}" for problem in inventory.problems)]) + "\n"
+
+
+def _heading(inventory: Inventory) -> str:
+    container = inventory.container
+    if inventory.drained:
+        return f"{container.path}: job {container.job_id}, drained"
+    live = [seat for seat in inventory.seats if seat.owner is not None]
+    seats = f"{len(live)} of {len(inventory.seats)} seats have a live process"
+    return f"{container.path}: job {container.job_id}, node {container.node[:8]}, {seats}"
 
 
 def _lag(lag: SeatLag, now: float, live: bool) -> str:

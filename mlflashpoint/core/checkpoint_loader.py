@@ -7,9 +7,9 @@ from typing import Any
 
 from mlflashpoint.core.checkpoint_saver import Stores, _new_stores, ranks_by
 from mlflashpoint.core.ids import CheckpointContainerId
-from mlflashpoint.core.node_versions import newest_on_nodes, split_version, version_of
+from mlflashpoint.core.node_versions import split_version, version_of
+from mlflashpoint.core.onlooker import Finder
 from mlflashpoint.core.recovery import Recovery
-from mlflashpoint.core.runtime import Runtime
 
 __all__ = ["DefaultMLFlashpointCheckpointLoader", "MLFlashpointCheckpointLoader"]
 
@@ -39,7 +39,7 @@ class DefaultMLFlashpointCheckpointLoader:
     ) -> None:
         self.stores = checkpoint_object_manager if checkpoint_object_manager is not None else _new_stores()
         self._getters = (global_rank_getter, world_size_getter, local_rank_getter)
-        self._found: tuple[CheckpointContainerId, Runtime, Recovery] | None = None
+        self._found: tuple[CheckpointContainerId, Finder, Recovery] | None = None
         self._listeners: list[Callable[[CheckpointContainerId], None]] = []
 
     @property
@@ -79,17 +79,19 @@ class DefaultMLFlashpointCheckpointLoader:
 
     def _find(self, base: CheckpointContainerId, durable_step: int | None) -> CheckpointContainerId | None:
         self._found = None
+        finder: Finder
         if self.stores.gave_up():
-            return newest_on_nodes(base, self.group, durable_step=durable_step)
-        runtime = self.stores.runtime(base, ranks_by(*self._getters))
-        recovery = runtime.find_latest(durable_step=durable_step, reshard=True)
+            finder = self.stores.onlooker(base, ranks_by(*self._getters))
+        else:
+            finder = self.stores.runtime(base, ranks_by(*self._getters))
+        recovery = finder.find_latest(durable_step=durable_step, reshard=True)
         if recovery is None:
             return None
         found = version_of(base, recovery.step, self.group)
-        self._found = found, runtime, recovery
+        self._found = found, finder, recovery
         return found
 
-    def found(self, version: str) -> tuple[Runtime, Recovery] | None:
+    def found(self, version: str) -> tuple[Finder, Recovery] | None:
         """What the last ``get_latest_complete_checkpoint`` found, if it is ``version``."""
         if self._found is None or self._found[0] != CheckpointContainerId(version):
             return None

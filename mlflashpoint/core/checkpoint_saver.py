@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from mlflashpoint.core.node_versions import split_version
+from mlflashpoint.core.onlooker import Onlooker
 from mlflashpoint.core.ranks import Ranks
 from mlflashpoint.core.runtime import Runtime
 from mlflashpoint.errors import FlashpointError
@@ -28,6 +29,8 @@ class Stores(Protocol):
     def opened(self, base_container: str) -> Runtime | None: ...
 
     def gave_up(self) -> bool: ...
+
+    def onlooker(self, base_container: str, ranks: Ranks | None = None) -> Onlooker: ...
 
     def reached(self, base_container: str, step: int, *, resumed: bool = False) -> None: ...
 

@@ -61,8 +61,7 @@ class Depot:
             lineage = read_lineage(container.group_dir(group))
         except FlashpointError as error:
             log.warning("the lineage on this node is left out: %s", error)
-        rank = self._session.ranks.rank
-        return [*node_copies(container, group, holder=rank), *(self._drained() if rank == 0 else ())], lineage
+        return [*node_copies(container, group, holder=self._session.ranks.rank), *self._session.drained()], lineage
 
     def offer(self, *, leader: bool) -> None:
         """Let other nodes fetch what lies on this rank's seat; a node's leader also what lies where no rank sits."""
@@ -102,6 +101,8 @@ class Depot:
                 log.warning("shard of rank %d can't be had from other nodes: %s", far[0].record.rank, error)
                 bad += far
         usable, unusable = self._first_good(drained)
+        if usable and (near or far):
+            log.info("the shard of rank %d is taken from the drain directory", usable[0].record.rank)
         return tuple(usable), bad + unusable
 
     def _first_good(self, copies: Sequence[ShardCopy]) -> tuple[_Copies, _Copies]:
@@ -176,9 +177,15 @@ class Depot:
         """Rename the commit record of a corrupt copy on this node, so that nobody tries it again."""
         slot = self._path(copy)
         commit = file_of(slot, "commit")
-        with contextlib.suppress(FileNotFoundError):
+        try:
             os.rename(commit, file_of(slot, "quarantined"))
-            log.warning("quarantined the shard of rank %d, step %d: %s", copy.record.rank, copy.record.step, commit)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            # A drain directory may be read-only. This recovery does without the copy all the same.
+            log.warning("a corrupt shard can't be quarantined: %s", error)
+            return
+        log.warning("quarantined the shard of rank %d, step %d: %s", copy.record.rank, copy.record.step, commit)
 
     def close(self) -> None:
         """Close what is still open: the slots may be overwritten from now on."""
@@ -209,14 +216,6 @@ class Depot:
                 )
             return self._session.drain.slot(copy.slot)
         return self._session.container.path / copy.slot
-
-    def _drained(self) -> _Copies:
-        try:
-            drain = self._session.drain
-            return [] if drain is None else drain.copies(holder=self._session.ranks.rank)
-        except OSError as error:
-            log.warning("the drain directory is left out: %s", error)
-            return []
 
     def _opened(self, copy: ShardCopy) -> ShardReader:
         if copy.node not in (self._session.container.node, DRAIN_NODE):

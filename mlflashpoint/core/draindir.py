@@ -8,30 +8,29 @@ ranks are there.
 from __future__ import annotations
 
 import contextlib
-import errno
+import dataclasses
 import logging
 import os
 import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-from mlflashpoint.core.filesystem import MEMORY_KINDS, existing_folder, filesystem_kind
+from mlflashpoint.core.drainplace import check_place, full, make_place, unusable
 from mlflashpoint.core.holding import Holding
 from mlflashpoint.core.reader import ShardReader
 from mlflashpoint.core.record import DRAIN_NODE, ShardCopy, ShardRecord
-from mlflashpoint.core.slotfiles import check_sizes, file_of, read_record
+from mlflashpoint.core.slotfiles import SlotInfo, file_of, look_at
 from mlflashpoint.errors import DrainError, FlashpointError, OverwrittenError
 
 log = logging.getLogger("mlflashpoint.core")
 
-_VERSION = re.compile(r"step-([0-9]{1,18})\.([0-9]{1,9})\.([0-9a-zA-Z+]{0,64})")
-_COMMIT = re.compile(r"(rank-[0-9]{1,9})\.commit")
+#: a version of which something was drained, as a folder in that of its group
+VERSION = re.compile(r"step-([0-9]{1,18})\.([0-9]{1,9})\.([0-9a-zA-Z+]{0,64})")
+_SHARD = re.compile(r"(rank-[0-9]{1,9})\.(commit|data)")
 #: bytes between two looks at the clock, and bytes that may wait in the page cache: else the last sync takes the time
 _STRIDE, _UNSYNCED = 4 << 20, 128 << 20
-_GIVE = "give a durable directory that this user may write and all nodes see"
 
 
 class DrainDir:
@@ -52,17 +51,15 @@ class DrainDir:
         Raises:
             DrainError: it is no directory, or lies in that container.
         """
-        root, memory = Path(os.path.realpath(self.root)), Path(os.path.realpath(base))
-        if root == memory or memory in root.parents:
-            raise DrainError("the drain directory lies in the memory to drain", path=self.root, remedy=_GIVE)
-        try:
-            if root.exists() and not root.is_dir():
-                raise DrainError("the drain directory is no directory", path=self.root, remedy=_GIVE)
-            kind = filesystem_kind(existing_folder(root))
-        except OSError as error:
-            raise self._unusable(error) from error
-        if kind in MEMORY_KINDS:
-            log.warning("the drain directory %s is on %s, which does not outlive the node; %s", self.root, kind, _GIVE)
+        check_place(self.root, base)
+
+    def prepare(self, base: Path) -> None:
+        """See that it can be drained to out of the container ``base``: it is made if it is missing, and written to.
+
+        Raises:
+            DrainError: as ``check``; or it can't be made, or not be written to.
+        """
+        make_place(self.root, base, below=self.path)
 
     def put(self, holding: Holding, *, deadline: float) -> int:
         """Write one shard; nothing is left of it if that fails.
@@ -80,7 +77,7 @@ class DrainDir:
         """
         record = holding.record
         slot = self.slot(self._name(record))
-        if self._record_at(slot) == record:
+        if _sound(look_at(slot)) == record:
             return 0
         temporary = slot.with_name(f"{slot.name}-tmp-{secrets.token_hex(8)}")
         kinds = {"data": holding.data, "index": memoryview(holding.index), "commit": memoryview(record.to_json())}
@@ -97,7 +94,7 @@ class DrainDir:
                 os.rename(file_of(temporary, kind), file_of(slot, kind))
             _sync(slot.parent)
         except OSError as error:
-            raise self._explained(error, record) from error
+            raise unusable(self.root, error, record) from error
         except DrainError:
             raise
         except FlashpointError as error:
@@ -124,29 +121,46 @@ class DrainDir:
     def copies(self, *, holder: int) -> list[ShardCopy]:
         """Every shard that was drained whole; reads, changes nothing. Malformed ones are logged and left out."""
         found = []
-        for folder in self._versions():
-            for name in sorted(os.listdir(folder)):
-                match = _COMMIT.fullmatch(name)
-                record = self._record_at(folder / match[1]) if match else None
-                if match and record is not None and (record.job_id, record.group) == self.path.parts[-2:]:
-                    found.append(ShardCopy(record, DRAIN_NODE, holder, f"{DRAIN_NODE}/{folder.name}/{match[1]}", True))
+        for folder in self.versions():
+            for shard in self.shards(folder):
+                record = _sound(shard)
+                if record is not None:
+                    where = f"{DRAIN_NODE}/{folder.name}/{shard.path.name}"
+                    found.append(ShardCopy(record, DRAIN_NODE, holder, where, True))
         return found
+
+    def versions(self) -> list[Path]:
+        """The folder of each version of which something was drained, whole or not; raises OSError."""
+        folders = sorted(self.path.iterdir()) if self.path.is_dir() else []
+        return [folder for folder in folders if VERSION.fullmatch(folder.name)]
+
+    def shards(self, folder: Path) -> list[SlotInfo]:
+        """What lies in the folder of a version, and what is the matter with it; raises OSError."""
+        try:
+            names = sorted({match[1] for name in os.listdir(folder) if (match := _SHARD.fullmatch(name))})
+        except FileNotFoundError:
+            # Another rank, which has drained a newer version, has removed it since it was listed.
+            return []
+        return [self._checked(look_at(folder / name)) for name in names]
 
     def newest_incarnation(self) -> int:
         """Highest number of a start whose versions were drained, 0 for none."""
-        return max((int(_VERSION.fullmatch(folder.name)[2]) for folder in self._versions()), default=0)  # type: ignore[index]
+        return max((self._age(folder)[0] for folder in self.versions()), default=0)
 
     def prune(self) -> None:
         """Remove versions that are older than one of which every shard is here."""
         whole: tuple[int, int] | None = None
-        for age, folder in sorted(((self._age(folder), folder) for folder in self._versions()), reverse=True):
-            if whole is not None and age < whole:
-                shutil.rmtree(folder, ignore_errors=True)
-                continue
-            records = [self._record_at(folder / m[1]) for n in os.listdir(folder) if (m := _COMMIT.fullmatch(n))]
-            ranks = {record.rank for record in records if record is not None}
-            if whole is None and any(record and len(ranks) == record.world_size for record in records):
-                whole = age
+        try:
+            for age, folder in sorted(((self._age(folder), folder) for folder in self.versions()), reverse=True):
+                if whole is not None and age < whole:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    continue
+                records = [_sound(shard) for shard in self.shards(folder)]
+                ranks = {record.rank for record in records if record is not None}
+                if whole is None and any(record and len(ranks) == record.world_size for record in records):
+                    whole = age
+        except OSError as error:
+            log.warning("older versions stay in the drain directory: %s", error)
 
     def slot(self, name: str) -> Path:
         """Prefix of the files of a copy that ``copies`` has listed."""
@@ -156,53 +170,30 @@ class DrainDir:
     def _name(self, record: ShardRecord) -> str:
         return f"{DRAIN_NODE}/step-{record.step}.{record.incarnation}.{record.run}/rank-{record.rank}"
 
-    def _versions(self) -> Iterator[Path]:
-        if self.path.is_dir():
-            yield from (folder for folder in sorted(self.path.iterdir()) if _VERSION.fullmatch(folder.name))
-
     def _age(self, folder: Path) -> tuple[int, int]:
-        match = _VERSION.fullmatch(folder.name)
+        match = VERSION.fullmatch(folder.name)
         assert match is not None
         return int(match[2]), int(match[1])
 
-    def _record_at(self, slot: Path) -> ShardRecord | None:
-        try:
-            record = read_record(slot)
-            if record is not None:
-                check_sizes(slot, record)
-            return record
-        except FlashpointError as error:
-            log.warning("left out: %s", error)
-            return None
+    def _checked(self, shard: SlotInfo) -> SlotInfo:
+        record = shard.record
+        if record is None or shard.problem is not None or (record.job_id, record.group) == self.path.parts[-2:]:
+            return shard
+        problem = DrainError(f"a shard of job {record.job_id!r}, group {record.group!r}", path=shard.path)
+        return dataclasses.replace(shard, problem=problem)
 
     def _check_room(self, record: ShardRecord) -> None:
         status = os.statvfs(self.path)
         need, have = record.data_bytes + record.index_bytes, status.f_bavail * status.f_frsize
         if need > have:
-            raise self._full(record, f"the shard needs {need} bytes, it has {have}")
+            raise full(self.root, f"the shard needs {need} bytes, it has {have}", record)
 
-    def _explained(self, error: OSError, record: ShardRecord) -> DrainError:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return self._full(record, error.strerror or "no space left")
-        return self._unusable(error, record)
 
-    def _unusable(self, error: OSError, record: ShardRecord | None = None) -> DrainError:
-        return DrainError(
-            f"the drain directory can't be used: {error.strerror or error}",
-            rank=None if record is None else record.rank,
-            step=None if record is None else record.step,
-            path=error.filename or self.root,
-            remedy=_GIVE,
-        )
-
-    def _full(self, record: ShardRecord, why: str) -> DrainError:
-        return DrainError(
-            f"the drain directory is full: {why}",
-            rank=record.rank,
-            step=record.step,
-            path=self.root,
-            remedy="free space there, or give another directory",
-        )
+def _sound(shard: SlotInfo) -> ShardRecord | None:
+    if shard.problem is not None:
+        log.warning("left out: %s", shard.problem)
+        return None
+    return shard.record
 
 
 def overwritten(record: ShardRecord, slot: Path | None) -> OverwrittenError:

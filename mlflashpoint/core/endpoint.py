@@ -14,7 +14,7 @@ from pathlib import Path
 from mlflashpoint.core.counters import as_flashpoint
 from mlflashpoint.core.orphans import free_replicas
 from mlflashpoint.core.record import ShardRecord
-from mlflashpoint.core.replicas import Replicas
+from mlflashpoint.core.replicas import NoReplicas, Replicas
 from mlflashpoint.core.session import Session
 from mlflashpoint.errors import FlashpointError, ReplicationError
 from mlflashpoint.replication.delivery import ReplicationLag
@@ -37,14 +37,21 @@ class Endpoint:
         session: an opened session.
         obsolete: whether nobody will ever need a shard.
         reused: called with a replica's slot that is about to be overwritten.
+        keeps: whether it keeps replicas for others; else it refuses them.
     """
 
     def __init__(
-        self, session: Session, *, obsolete: Callable[[ShardRecord], bool], reused: Callable[[Path], None]
+        self,
+        session: Session,
+        *,
+        obsolete: Callable[[ShardRecord], bool],
+        reused: Callable[[Path], None],
+        keeps: bool = True,
     ) -> None:
         self._session = session
         self._obsolete = obsolete
         self._reused = reused
+        self._keeps = keeps
         self._lock = threading.Lock()
         self._replicator: Replicator | None = None
         self._replicas: Replicas | None = None
@@ -136,7 +143,7 @@ class Endpoint:
                 rank=self._rank,
                 remedy="set it to the same value on all nodes",
             )
-        if self._replicas is None:
+        if self._replicas is None and self._keeps:
             self._replicas = Replicas(
                 self._session.seat,
                 job_id=config.job_id,
@@ -153,7 +160,7 @@ class Endpoint:
         return Replicator(
             transport,
             holders=joined.placement.holders,
-            sink=self._replicas,
+            sink=self._replicas or NoReplicas(),
             timeout_s=config.deadline_s * _SHARE,
             queue_depth=_QUEUE_DEPTH,
         )

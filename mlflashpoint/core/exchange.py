@@ -44,6 +44,7 @@ class Exchange:
         keep: versions that other nodes must keep the replicas of.
         obsolete: whether nobody will ever need a shard.
         began: whether this rank's own slots are in use.
+        keeps: whether it takes replicas in, and keeps what it fetches, in this node's memory.
     """
 
     def __init__(
@@ -54,12 +55,14 @@ class Exchange:
         keep: Callable[[], Collection[Version]],
         obsolete: Callable[[ShardRecord], bool],
         began: Callable[[], bool],
+        keeps: bool = True,
     ) -> None:
         self._session = session
         self._counters = counters
         self._keep = keep
         self._began = began
-        self._endpoint = Endpoint(session, obsolete=obsolete, reused=self.withdraw)
+        self._keeps = keeps
+        self._endpoint = Endpoint(session, obsolete=obsolete, reused=self.withdraw, keeps=keeps)
         self._offered: dict[Path, str] = {}
         self._reported = self._endpoint.lag()
 
@@ -175,7 +178,7 @@ class Exchange:
         try:
             got = replicator.fetch(
                 list(sources),
-                allocate=lambda _, sizes: room.allocate(sizes, keep=keep),
+                allocate=lambda _, sizes: room.allocate(sizes, keep=keep and self._keeps),
                 verify=lambda _, buffers: _verify(record, buffers),
                 timeout_s=timeout_s,
                 header=record.to_json(),

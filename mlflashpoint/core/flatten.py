@@ -19,6 +19,7 @@ from mlflashpoint.core.dtypes import DTYPE_NAMES
 from mlflashpoint.core.form import Form, crowds_of, flips_of, identity_of, of_host, strides_of, ties
 from mlflashpoint.core.leaves import Leaf, leaf_of
 from mlflashpoint.core.likeness import Likeness
+from mlflashpoint.core.nesting import REMEDY, shown_key
 from mlflashpoint.core.paths import in_state, next_place, tensor_names, unique, walk
 from mlflashpoint.core.plain import PLAIN_TYPES, encode_plain, key_kinds
 from mlflashpoint.core.skeleton import KEYED, Entry, Named, Skeleton, Value
@@ -139,9 +140,11 @@ class _Walk:
                     values.append(item)
                     continue
                 if id(item) in inside:
-                    raise StateTypeError("the state contains itself", remedy="break the cycle before saving")
+                    raise StateTypeError("the state contains itself", remedy=REMEDY)
                 if len(stack) > MAX_DEPTH or len(tokens) > MAX_TOKENS:
-                    raise StateTypeError(f"nested more than {MAX_DEPTH} deep, or more than {MAX_TOKENS} entries")
+                    raise StateTypeError(
+                        f"nested more than {MAX_DEPTH} deep, or more than {MAX_TOKENS} entries", remedy=REMEDY
+                    )
                 stack.append(self._open(item, kind))
                 # Held, so that no other object gets its id while we are inside it.
                 entered.append(item)
@@ -270,11 +273,13 @@ class _Walk:
             try:
                 encode_plain(key)
             except StateTypeError as error:
-                ending = f"[{key!r}]"
+                ending = f"[{shown_key(key)}]"
                 place = next(path for path, _ in walk(self.tokens, self.keys) if path.endswith(ending))
                 raise StateTypeError(f"{in_state(place)}: the key: {error.message}", remedy="use plain keys") from None
 
     def _culprit(self, cause: RuntimeError | None = None) -> StateTypeError:
+        if isinstance(cause, RecursionError):
+            self._check_keys()
         for name, tensor in zip(tensor_names(self.tokens, self.keys), self.leaves, strict=True):
             try:
                 if tensor.device.type == "meta":
@@ -298,4 +303,5 @@ def _encoded(leaf: Leaf, item: Any) -> Any:
     except StateTypeError:
         raise
     except Exception as error:
-        raise StateTypeError(f"leaf {leaf.name!r} can't encode its object: {in_words(error)}") from error
+        remedy = REMEDY if isinstance(error, RecursionError) else None
+        raise StateTypeError(f"leaf {leaf.name!r} can't encode its object: {in_words(error)}", remedy=remedy) from error

@@ -7,7 +7,8 @@ treats the version as open and overwrites nothing.
 
 Keys, per step: ``attempts``, ``commits`` and ``ready`` (counters of ranks), ``verdict``, and ``next``: whether the save
 behind it is staged. Step -1 stands for none yet. A rank's background thread works one save after the other, so once
-every rank has begun a later save, an open version can never become complete any more.
+every rank has begun a later save, an open version can never become complete any more. Beside them ``left``, once
+training has gone back: the step that it went back to.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _HISTORY = 32
 _MAX_REASON = 300
 #: stands for the save before the first one
 _NO_STEP = -1
+_LEFT = "left"
 _KEYS = ("attempts", "commits", "verdict", "ready", "next")
 
 
@@ -67,11 +69,17 @@ class Ledger:
         self._verdicts: dict[int, Verdict] = {}
         #: steps whose keys are not deleted yet
         self._history: deque[int] = deque([_NO_STEP])
+        #: those of which this rank tells the store: the first rank to begin a step does
+        self._own = {_NO_STEP} if rank == 0 else set()
+        self._left_by_me = False
 
     def attempt(self, step: int) -> None:
         """Tell that this rank begins the save of ``step``, or will not take part in it."""
         self._history.append(step)
-        self._channel.add(f"{step}/attempts")
+        # A call whose answer is lost may have been the first.
+        self._own.add(step)
+        if self._channel.add(f"{step}/attempts") > 1:
+            self._own.discard(step)
         self._forget_old()
 
     def commit(self, step: int) -> Verdict | None:
@@ -105,11 +113,25 @@ class Ledger:
         """Whether every rank began the save of ``step``, so that it has told of all its saves before that."""
         return self._channel.add(f"{step}/attempts", 0) >= self._world_size
 
+    def leave(self, step: int) -> None:
+        """Tell that training has gone back to ``step``, which ends this incarnation; -1 for what is not known."""
+        raw = self._channel.decide(_LEFT, [step, self._rank])
+        self._left_by_me = isinstance(raw, list) and raw[1:] == [self._rank]
+
+    def left(self) -> int | None:
+        """Step that training has gone back to, as a rank has told that knows of it; None if none has."""
+        raw = self._channel.read(_LEFT)
+        if raw is not None and (not isinstance(raw, list) or [type(item) for item in raw] != [int, int]):
+            raise PeerError("what the job's store has of a rollback is malformed")
+        return None if raw is None else raw[0]
+
     def ready(self, step: int) -> Decision | None:
         """Tell, once per step, that this rank has a slot for the save behind ``step``; returns the decision if made."""
-        if self._channel.add(f"{step}/ready") >= self._world_size:
-            return self._decide(step, Decision(yes=True))
-        return None
+        ready = self._channel.add(f"{step}/ready")
+        if step == _NO_STEP and ready == 1:
+            # Nobody begins that one, and rank 0 may never come here.
+            self._own.add(step)
+        return self._decide(step, Decision(yes=True)) if ready >= self._world_size else None
 
     def missed(self, step: int, by: int) -> Decision | None:
         """The decision if every rank that began ``step`` has a slot, and all have begun ``by``, the save behind it.
@@ -143,6 +165,8 @@ class Ledger:
         """Delete all keys: nobody asks for these versions any more."""
         while self._history:
             self._delete(self._history.popleft())
+        if self._left_by_me:
+            self._channel.delete(_LEFT)
 
     def _forget_old(self) -> None:
         """Forget old steps, with their keys, but never the newest complete one, nor one that may become so.
@@ -163,8 +187,8 @@ class Ledger:
 
     def _delete(self, step: int) -> None:
         self._verdicts.pop(step, None)
-        # The others keep the same steps in mind; one of them is enough to tell the store.
-        if self._rank == 0:
+        if step in self._own:
+            self._own.discard(step)
             self._channel.delete(*(f"{step}/{key}" for key in _KEYS))
 
 

@@ -22,6 +22,7 @@ from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.core.incarnation import Lineage, read_lineage
 from mlflashpoint.core.manifest import node_copies
 from mlflashpoint.core.plan import RecoveryPlan, VersionKey, plan_recovery
+from mlflashpoint.core.room import Absent
 from mlflashpoint.core.roster import meet
 from mlflashpoint.errors import (
     CheckpointIdError,
@@ -141,7 +142,8 @@ def _talk(store: Store, group: str, mine: list[list[Any]] | str) -> dict[str, An
         return None if any(seen is None for seen in found) else found
 
     if rank == 0:
-        channel.post("chosen", _choose(poll(all_seen, deadline, world_size=world_size)))
+        seen = poll(all_seen, deadline, world_size=world_size)
+        channel.post("chosen", _choose(channel.read_present(everyone) if seen is None else seen))
     chosen: dict[str, Any] | None = poll(lambda: channel.read("chosen"), deadline, world_size=world_size)
     # The others act on the choice: what is only tidied up may fail.
     with contextlib.suppress(PeerError):
@@ -150,9 +152,11 @@ def _talk(store: Store, group: str, mine: list[list[Any]] | str) -> dict[str, An
     return chosen
 
 
-def _choose(seen: list[Any] | None) -> dict[str, Any]:
-    if seen is None:
-        return {"problem": f"some did not say within {_AGREE_S:g} s what lies on their node", "version": None}
+def _choose(seen: list[Any]) -> dict[str, Any]:
+    """What all do, who have said what lies on their node; None for whoever has not."""
+    late = [rank for rank, found in enumerate(seen) if found is None]
+    if late:
+        return {"problem": f"{Absent(late, 'what lies on its node')} within {_AGREE_S:g} s", "version": None}
     problem = next((found for found in seen if isinstance(found, str)), None)
     if problem is not None:
         return {"problem": problem, "version": None}

@@ -6,7 +6,11 @@ import collections
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from mlflashpoint.core.nesting import shown_key
 from mlflashpoint.core.skeleton import KEYED, TAGS, Entry, Named, is_tensor
+
+#: characters of a place in a message
+_LONGEST = 160
 
 
 def tensor_names(tokens: Sequence[Any], keys: Sequence[Any]) -> list[str]:
@@ -15,9 +19,11 @@ def tensor_names(tokens: Sequence[Any], keys: Sequence[Any]) -> list[str]:
 
 
 def next_place(tokens: Sequence[Any], keys: Sequence[Any]) -> str:
-    """The place of the node that comes after the given ones, as ``state.a.b``."""
+    """The place of the node that comes after the given ones, as ``state.a.b``; of a long one its two ends."""
     *_, (path, _) = walk(tokens, keys, beyond=True)
-    return in_state(path)
+    place = in_state(path)
+    # What is wrong stands behind it, in records that are cut.
+    return place if len(place) <= _LONGEST else f"{place[: _LONGEST // 2]} ... {place[-_LONGEST // 2 :]}"
 
 
 def in_state(path: str) -> str:
@@ -76,5 +82,5 @@ def _items(path: str, size: int) -> Iterator[str]:
 
 def _child(path: str, key: Any) -> str:
     if type(key) is not str:
-        return f"{path}[{key!r}]"
+        return f"{path}[{shown_key(key)}]"
     return f"{path}.{key}" if path else key

@@ -74,9 +74,11 @@ class Pipeline:
 
         Raises:
             SlotBusyError: some rank still needs all its slots; all skip the save.
+            StepError: the other ranks have gone back, and this one has not.
             FlashpointError: the state can't be stored; nothing is half written.
         """
         try:
+            self._settlement.require_in_step(ticket)
             seat, planned = self._session.seat, self._saver.plan(state)
             arena = self._slots.prepare(seat, planned.nbytes)
             ticket.index = self._wait.take(ticket)
@@ -105,10 +107,13 @@ class Pipeline:
 
     def roll_back(self, step: int) -> None:
         """Training goes back to ``step`` within this process, which begins a new epoch."""
+        given_up = [version for version in self._pool.open_versions() if version.step > step]
         self.standing.roll_back(step)
         # Saves of the old one may still be under way here.
-        self._settlement.gate.next(self._session.epoch, -1)
-        self._worker.wake()
+        epoch = self._session.epoch
+        self._settlement.gate.next(epoch, -1)
+        if not self._worker.submit(lambda: self._settlement.go_back(epoch, step, given_up)):
+            log.debug("the queue is full: the others are not told that training went back")
 
     def await_commit(self, ticket: Ticket) -> None:
         """Wait until this rank's part in the save is over; raises DeadlineExceededError after ``deadline_s``."""

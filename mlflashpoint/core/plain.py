@@ -47,11 +47,11 @@ _NAMED: dict[str, dict[str, Any]] = {
 }
 
 
-def encode_plain(value: Any) -> Any:
+def encode_plain(value: Any, depth: int = 0) -> Any:
     """JSON value of one of ``PLAIN_TYPES``, or of a tuple of such as a dictionary's key.
 
     Raises:
-        StateTypeError: of another type.
+        StateTypeError: of another type, or a tuple that is nested too deep to be read again.
     """
     kind = type(value)
     if value is None or kind is bool or kind is str:
@@ -73,7 +73,9 @@ def encode_plain(value: Any) -> Any:
     if kind is torch.dtype or kind is torch.layout or kind is torch.memory_format:
         return [kind.__name__, str(value).removeprefix("torch.")]
     if kind is tuple:
-        return ["key", [encode_plain(item) for item in value]]
+        if depth >= _MAX_KEY_DEPTH:
+            raise StateTypeError(f"tuples nested more than {_MAX_KEY_DEPTH} deep")
+        return ["key", [encode_plain(item, depth + 1) for item in value]]
     raise StateTypeError(f"{kind.__module__}.{kind.__qualname__} is no plain value")
 
 

@@ -48,6 +48,7 @@ class RecoveryPlan:
             nodes' own, replicas elsewhere. Empty if ``step`` is -1.
         skipped: the versions that were passed over, newest first.
         reason: one line: what was chosen, or why nothing was.
+        place: where the version chosen lies, in words: in memory, in the drain directory, or in both together.
         version: the version chosen; its ``world_size`` differs from the job's only if resharding was allowed.
         reshardable: the newest complete version, if one that is saved by another world size or layout is newer than
             what was chosen; it needs resharding.
@@ -61,6 +62,7 @@ class RecoveryPlan:
     sources: Mapping[int, tuple[ShardCopy, ...]] = field(repr=False)
     skipped: tuple[SkippedVersion, ...]
     reason: str
+    place: str = "memory"
     version: VersionKey | None = None
     reshardable: VersionKey | None = None
     complete: tuple[VersionKey, ...] = ()
@@ -144,13 +146,16 @@ def plan_recovery(
             skipped.append(SkippedVersion(key.step, key.incarnation, reason or ""))
     if chosen is not None:
         same_layout = chosen.world_size == world_size and topology in (None, chosen.topology)
+        needed_at = None if remote else _needed_at(chosen, placement, same_layout)
+        place, which = _place(versions[chosen], needed_at)
         return RecoveryPlan(
             step=chosen.step,
             incarnation=chosen.incarnation,
             group=group,
             sources=_ordered(versions[chosen], placement, same_layout),
             skipped=tuple(skipped),
-            reason=f"step {chosen.step} of incarnation {chosen.incarnation} is complete in memory",
+            reason=f"step {chosen.step} of incarnation {chosen.incarnation} is complete in {place}{which}",
+            place=place,
             version=chosen,
             reshardable=reshardable,
             complete=tuple(complete),
@@ -240,6 +245,22 @@ def _ordered(ranks: _Ranks, placement: Mapping[int, str], same_layout: bool) -> 
             copies.sort(key=distance)
         sources[rank] = tuple(copies)
     return sources
+
+
+def _place(ranks: _Ranks, needed_at: Mapping[int, str] | None) -> tuple[str, str]:
+    """Where the version lies, and which shards have to come from the drain directory if only some do."""
+    drained = sorted(
+        rank
+        for rank, copies in ranks.items()
+        if all(
+            copy.node == DRAIN_NODE or (needed_at is not None and copy.node != needed_at.get(rank)) for copy in copies
+        )
+    )
+    if not drained:
+        return "memory", ""
+    if len(drained) == len(ranks):
+        return "the drain directory", ""
+    return "memory and the drain directory", f" (there the shard{'s' * (len(drained) > 1)} of {_some(drained)})"
 
 
 def _mismatch(key: VersionKey, world_size: int, topology: str | None) -> str:

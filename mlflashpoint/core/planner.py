@@ -100,6 +100,7 @@ class Planner:
             {
                 "version": version,
                 "reason": reason,
+                "place": plan.place,
                 "complete": plan.complete[:_SHOWN],
                 "reshardable": plan.reshardable,
                 "skipped": [[item.step, item.incarnation, item.reason] for item in plan.skipped[:_SHOWN]],

@@ -91,6 +91,15 @@ class SlotPool:
         with self._changed:
             return choose_slot(self._tenants, self._newest) is not None
 
+    def obstacle(self) -> str:
+        """What keeps the slots, while none is available."""
+        with self._changed:
+            if any(tenant.busy and tenant.failed for tenant in self._tenants):
+                return "one holds a version that does not count any more and is still on its way to other nodes"
+            if any(tenant.busy and tenant.version is None for tenant in self._tenants):
+                return "the save before is still being written into one"
+            return "it is not known yet whether an earlier version is complete on all ranks"
+
     def stored(self, index: int, version: Version, *, epoch: int, sending: bool = False) -> None:
         """The slot now holds this rank's committed shard of ``version``, whose verdict is open.
 

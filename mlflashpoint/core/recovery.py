@@ -41,6 +41,7 @@ class Recovery:
         version: names the version; its ``world_size`` differs from the job's if it is to be resharded.
         group: the group of ranks.
         reason: one line: why this one.
+        place: where it lies, in words; see ``RecoveryPlan``.
         skipped: versions that were passed over, newest first, each with its reason.
         sources: copies of the shards that this rank checked, best first, by rank of the version.
         where: prefix in the job's store under which the sources of all other shards are listed.
@@ -50,6 +51,7 @@ class Recovery:
     version: VersionKey
     group: str
     reason: str
+    place: str = "memory"
     skipped: tuple[SkippedVersion, ...] = ()
     sources: Mapping[int, tuple[ShardCopy, ...]] = field(default_factory=dict, repr=False)
     where: str = field(default="", repr=False)
@@ -148,6 +150,7 @@ def recover(room: Room, me: Member, members: Sequence[Member], depot: Depot, wis
 
 
 def _recover(room: Room, me: Member, members: Sequence[Member], depot: Depot, wish: Wish) -> Decision:
+    room.enter()
     # Every rank has waited for its own background work: a list made before would lack the newest shards.
     room.arrive("flushed")
     if me.leader or depot.remote:
@@ -163,7 +166,7 @@ def _recover(room: Room, me: Member, members: Sequence[Member], depot: Depot, wi
         talk = room.channel.under(f"plan-{attempt}")
         if planner is not None:
             planner.publish(talk)
-        header = room.until(partial(talk.read, "header"), lambda: "rank 0 did not answer (planned)")
+        header = room.until(partial(talk.read, "header"), lambda: room.held_up("flushed", "listed", then="planned"))
         decision, version = _from_header(header)
         if version is None:
             return decision
@@ -176,12 +179,14 @@ def _recover(room: Room, me: Member, members: Sequence[Member], depot: Depot, wi
         if planner is not None:
             room.all_arrived(f"checked-{attempt}")
             talk.post("agreed", planner.settle(talk))
-        if room.until(partial(talk.read, "agreed"), lambda: "rank 0 did not answer (settled)") is True:
+        waits = partial(room.held_up, f"checked-{attempt}", then="settled")
+        if room.until(partial(talk.read, "agreed"), waits) is True:
             recovery = Recovery(
                 step=version.step,
                 version=version,
                 group=str(header["group"]),
                 reason=decision.reason,
+                place=str(header.get("place", "memory")),
                 skipped=decision.skipped,
                 sources=checked,
                 where=f"plan-{attempt}",

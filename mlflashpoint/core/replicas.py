@@ -201,3 +201,17 @@ class Replicas:
             self._arena.enlarge(slot, max(1, nbytes))
             return slot
         return self._arena.add(nbytes)
+
+
+class NoReplicas:
+    """The ``ReplicaSink`` of a process that only reads: it refuses whatever is sent to it."""
+
+    def allocate(self, source: int, header: bytes, sizes: tuple[int, ...]) -> Sequence[memoryview]:
+        """Raises ReplicationError."""
+        raise ReplicationError("this process keeps no replicas", rank=source)
+
+    def commit(self, source: int, header: bytes, buffers: Sequence[memoryview]) -> None:
+        """Nothing was taken in."""
+
+    def abandon(self, source: int, header: bytes, error: FlashpointError) -> None:
+        """Nothing was taken in."""

@@ -20,7 +20,7 @@ from mlflashpoint.core.deadline import Deadline
 from mlflashpoint.core.incarnation import Incarnation, Lineage
 from mlflashpoint.core.member import PROTOCOL, Member
 from mlflashpoint.core.placement import Placement, place
-from mlflashpoint.core.room import FIRST_SHARE, CalledOff, too_late, unanswered
+from mlflashpoint.core.room import FIRST_SHARE, Absent, CalledOff, too_late
 from mlflashpoint.errors import PeerError
 
 __all__ = ["PROTOCOL", "Joined", "Member", "join", "meet"]
@@ -131,7 +131,7 @@ def _follow(channel: Channel, me: Member, token: str, world_size: int, deadline:
 
     joined = poll(look, deadline, world_size=world_size)
     if joined is None:
-        raise too_late(f"{unanswered([0], 'joined')} within {deadline.seconds:g} s", me.rank)
+        raise too_late(f"{Absent([0], 'joined')} within {deadline.seconds:g} s", me.rank)
     return joined
 
 
@@ -163,7 +163,7 @@ class _Host:
     def gather(self) -> Joined:
         try:
             done = poll(self._complete, self._deadline, world_size=self._world_size)
-            reason = self._misfit() if done else CalledOff(True, self._missing())
+            reason = self._misfit() if done else self._missing()
         except PeerError as error:
             reason = CalledOff(False, error.message)
         if reason is not None:
@@ -219,12 +219,12 @@ class _Host:
         self._channel.post("proposal", name)
         self._proposed = True
 
-    def _missing(self) -> str:
+    def _missing(self) -> CalledOff:
         self._reread(always=True)
         late = [rank for rank, token in enumerate(self._tokens) if token is None]
         # All have an entry, so one of the entries is a dead rank's: it has not acknowledged the proposal.
         late = late or [r for r in range(1, self._world_size) if self._talk.read(f"ack/{r}") is None]
-        return f"{unanswered(late, 'joined')} within {self._deadline.seconds:g} s"
+        return CalledOff(True, f"{Absent(late, 'joined')} within {self._deadline.seconds:g} s", tuple(late))
 
     def _misfit(self) -> CalledOff | None:
         for member in self._members:

@@ -142,7 +142,7 @@ class Runtime:
         """Store this rank's shard of ``step``. Every rank calls it for the same steps, in rising order.
 
         Blocks while the state is copied; the caller may change everything afterwards. A step below the last one means
-        that training was rolled back: what was saved above it is abandoned.
+        that training went back to a step that is not known: no older version counts any more. ``resumed`` tells it.
 
         Args:
             state: nested dict, list, tuple, scalars and tensors; see ``core.state``.
@@ -299,8 +299,8 @@ class Runtime:
     def resumed(self, step: int) -> None:
         """Tell from which step training goes on, 0 or below for from nothing; every rank, before the first save.
 
-        Versions of earlier starts above it are abandoned for good. Called again after saves, it is a rollback
-        within this process.
+        Versions of earlier starts above it are abandoned for good. Once a save has begun, each call on all ranks is a
+        rollback within this process, which abandons what was saved above the step.
         """
         self._claim.check_process()
         self._saves.resumed(step if step > 0 else -1)

@@ -35,6 +35,8 @@ class Saves:
         self._loads = loads
         self._seq = 0
         self._last: SaveResult | None = None
+        #: whether a save has begun in this process
+        self._began = False
 
     def save(
         self, check: Callable[[], None], state: Any, step: int, topology: str, attributes: Attributes, wait: bool
@@ -76,8 +78,12 @@ class Saves:
         self._tell(self._last)
 
     def resumed(self, step: int) -> None:
-        """Training goes on from ``step``, -1 from nothing."""
-        if self._last is None:
+        """Training goes on from ``step``, -1 from nothing; once a save has begun each call is a rollback.
+
+        A call behind which this rank has begun no save counts too: the others may have begun some, and all must count
+        alike.
+        """
+        if not self._began:
             self._session.resumed_from[-1] = step
             self._pipeline.standing.go_on_from(step)
             self._session.remember()
@@ -97,12 +103,19 @@ class Saves:
                 f"the save of this step {what} on this rank, which is final", remedy="save again under the next step"
             )
         if last is not None and step < last.step:
-            log.warning("step %d follows step %d: taken for a rollback, older versions do not count", step, last.step)
+            log.warning(
+                "step %d follows step %d: taken for a rollback to a step that is not known, so that no older version "
+                "counts; tell it by resumed(step) on all ranks, and those up to there do",
+                step,
+                last.step,
+            )
             self._roll_back(-1)
         elif last is None and self._session.resumed_from[-1] is None:
             self.resumed(-1 if self._loads.step is None else self._loads.step)
         self._loads.release()
-        return Ticket(step=step, epoch=self._session.epoch, topology=topology)
+        epoch, first = self._session.epoch, self._last is None
+        self._began = True
+        return Ticket(step, epoch, topology, back_at=self._session.resumed_from[-1] if first and epoch else None)
 
     def _roll_back(self, step: int) -> None:
         self._session.resumed_from.append(step)

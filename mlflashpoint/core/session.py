@@ -10,7 +10,9 @@ import contextlib
 import logging
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch.distributed as dist
 
@@ -18,9 +20,11 @@ from mlflashpoint.core.channel import Channel, HashStore, Store
 from mlflashpoint.core.connection import apart, drop
 from mlflashpoint.core.container import Container, check_group, open_container
 from mlflashpoint.core.draindir import DrainDir
+from mlflashpoint.core.drainlook import look_into, tell_at_start
 from mlflashpoint.core.incarnation import Incarnation, Lineage, read_lineage, record_lineage
 from mlflashpoint.core.manifest import seats_of
 from mlflashpoint.core.ranks import Ranks
+from mlflashpoint.core.record import ShardCopy
 from mlflashpoint.core.room import Room
 from mlflashpoint.core.roster import Joined, Member, join
 from mlflashpoint.core.seat import SeatLock
@@ -28,6 +32,8 @@ from mlflashpoint.errors import ContainerError, FlashpointError, PeerError
 from mlflashpoint.settings import StoreConfig
 
 log = logging.getLogger("mlflashpoint.core")
+
+T = TypeVar("T")
 
 #: a predecessor that was killed may take a moment to be gone
 _SEAT_WAIT_S = 10.0
@@ -68,9 +74,7 @@ class Session:
         self._seat: Path | None = None
         self._seat_lock: SeatLock | None = None
         try:
-            self._container = open_container(config)
-            self._seat = self._container.seat_dir(group, ranks.local_rank)
-            self._seat_lock = SeatLock(self._seat, wait_s=min(_SEAT_WAIT_S, config.deadline_s))
+            self._enter()
         except FlashpointError as error:
             error.rank = ranks.rank
             self.problem = error
@@ -101,6 +105,10 @@ class Session:
         """Where versions are drained to, and may have been by an earlier start; None for nowhere."""
         root = self.config.drain_dir
         return None if root is None else DrainDir(root, self.config.job_id, self.group)
+
+    def drained(self) -> list[ShardCopy]:
+        """What earlier starts have drained, on rank 0; none on the others."""
+        return self._found_drained(lambda drain: drain.copies(holder=self.ranks.rank), [])
 
     def channel(self) -> Channel:
         """The group's channel, on this process's connection; the first call of a process may take a moment.
@@ -156,6 +164,8 @@ class Session:
                     replicas=self.config.replicas,
                 )
                 self.remember()
+                if self.drain is not None and self._joined.me.leader:
+                    tell_at_start(self.drain, self.container.path, deadline_s=self.config.deadline_s)
             return self._joined
 
     @property
@@ -199,6 +209,12 @@ class Session:
             self._seat_lock.release()
         self._channel = None
 
+    def _enter(self) -> None:
+        """Open the container and take the seat; raises ContainerError."""
+        self._container = open_container(self.config)
+        self._seat = self._container.seat_dir(self.group, self.ranks.local_rank)
+        self._seat_lock = SeatLock(self._seat, wait_s=min(_SEAT_WAIT_S, self.config.deadline_s))
+
     def _store(self) -> Store:
         if self.ranks.world_size == 1 and self._given_store is None:
             self._given_store = HashStore()
@@ -229,13 +245,11 @@ class Session:
             return 0
         seats = seats_of(self.container.group_dir(self.group)).values()
         numbers = (slot.record.incarnation for seat in seats for slot in scan_seat(seat) if slot.record is not None)
-        return max(lineage.newest, self._drained(), *numbers)
+        return max(lineage.newest, self._found_drained(DrainDir.newest_incarnation, 0), *numbers)
 
-    def _drained(self) -> int:
-        if self.drain is None:
-            return 0
-        try:
-            return self.drain.newest_incarnation()
-        except OSError as error:
-            log.warning("the drain directory is left out: %s", error)
-            return 0
+    def _found_drained(self, look: Callable[[DrainDir], T], nothing: T) -> T:
+        """What rank 0 finds in the drain directory, which all nodes see."""
+        drain = self.drain
+        if drain is None or self.ranks.rank != 0:
+            return nothing
+        return look_into(drain, look, nothing, deadline_s=self.config.deadline_s)

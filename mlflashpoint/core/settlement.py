@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 from mlflashpoint.core.counters import Counters
 from mlflashpoint.core.gate import Gate
-from mlflashpoint.core.incarnation import Incarnation
+from mlflashpoint.core.incarnation import Incarnation, Lineage
 from mlflashpoint.core.ledger import Ledger, Verdict
 from mlflashpoint.core.pool import SlotPool
 from mlflashpoint.core.rotation import Version
 from mlflashpoint.core.session import Session
-from mlflashpoint.core.ticket import Replication, Ticket
-from mlflashpoint.errors import FlashpointError
+from mlflashpoint.core.ticket import Replication, Ticket, went_back
+from mlflashpoint.errors import FlashpointError, StepError
 
 log = logging.getLogger("mlflashpoint.core")
 
@@ -73,6 +73,8 @@ class Settlement:
         self.gate = Gate(session.ranks.world_size, self._ledger_if_joined, free, pool.notify)
         self._pause = 0.0
         self._last_reason = ""
+        #: epoch that other ranks have left where this one had not, and the step that they went back to
+        self._left: tuple[int, int] | None = None
 
     @property
     def world_size(self) -> int:
@@ -108,6 +110,32 @@ class Settlement:
         except FlashpointError as unreachable:
             self._counters.failure("the other ranks could not be told of a failed save", unreachable)
 
+    def go_back(self, epoch: int, step: int, given_up: list[Version]) -> None:
+        """Tell that training went back to ``step``, which began ``epoch``.
+
+        What lies above it is told as failed. A rank that has not gone back with the others would else complete it, with
+        a shard of what came after.
+        """
+        if self._session.joined_already is None:
+            return
+        try:
+            self._ledger(epoch - 1).leave(step)
+            for version in given_up:
+                ledger = self._ledger(version.incarnation - self._session.incarnation(0).number)
+                self._settle(version, ledger.fail(version.step, went_back(step)))
+        except FlashpointError as unreachable:
+            self._counters.failure("the other ranks could not be told that training went back", unreachable)
+
+    def require_in_step(self, ticket: Ticket) -> None:
+        """Raises StepError if the other ranks had gone back before the save began, without this one; asks nobody."""
+        epoch, step = self._left or (-1, -1)
+        if epoch == ticket.epoch and ticket.step > step:
+            raise StepError(
+                f"on the other ranks {went_back(step)}, on this one it did not: what it saves fits nothing of theirs",
+                remedy="call resumed(step) on every rank whenever training goes back, and restart the job: until then "
+                "no version is complete",
+            )
+
     def await_told(self, timeout_s: float) -> bool:
         """Wait until the outcome of every save has been told; False if ``timeout_s`` seconds did not suffice."""
         with self._told:
@@ -138,6 +166,9 @@ class Settlement:
             self._counters.failure("the other ranks could not be told of a save", error)
 
     def _conclude(self, ticket: Ticket, error: FlashpointError | None) -> None:
+        behind = [step for step in self._session.resumed_from[ticket.epoch + 1 :] if step is not None]
+        if error is None and behind and ticket.step > min(behind):
+            error = StepError(went_back(min(behind)))
         if error is not None:
             self.fail(ticket, error)
             return
@@ -217,6 +248,8 @@ class Settlement:
         if verdict is None:
             return
         self._pool.settle(version, complete=verdict.complete)
+        if not verdict.complete:
+            self._listen(version.incarnation - self._session.incarnation(0).number)
         self._counters.add("versions_complete" if verdict.complete else "versions_failed")
         if verdict.complete:
             self._counters.raise_to("last_complete_step", version.step)
@@ -227,6 +260,16 @@ class Settlement:
             level = logging.DEBUG if verdict.reason == self._last_reason else logging.INFO
             self._last_reason = verdict.reason
             log.log(level, "the memory version of step %d is incomplete: %s", version.step, verdict.reason)
+
+    def _listen(self, epoch: int) -> None:
+        """A version of ``epoch`` has failed: hear whether the others have gone back, and this rank has not."""
+        if epoch != self._session.epoch or (self._left is not None and self._left[0] == epoch):
+            return
+        step = self._ledger(epoch).left()
+        if step is not None:
+            self._left = epoch, step
+            # This node is to know it too, whatever becomes of the others.
+            self._session.remember(Lineage((self._session.incarnation(epoch).rolled_back(step),)))
 
     def _forget_epochs(self, present: int) -> None:
         """A version of the epoch ``present`` is complete: give up the ledgers that no rank asks any more."""

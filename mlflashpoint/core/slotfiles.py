@@ -45,18 +45,19 @@ def scan_seat(seat_dir: Path) -> list[SlotInfo]:
         return []
     except OSError as error:
         raise file_error("the seat can't be read", error, path=Path(seat_dir)) from error
-    found = []
-    for name in names:
-        path = Path(seat_dir) / name
-        record, problem = None, None
-        try:
-            record = read_record(path)
-            if record is not None:
-                check_sizes(path, record)
-        except FlashpointError as error:
-            problem = error
-        found.append(SlotInfo(path, record, problem, name.startswith("replica")))
-    return found
+    return [look_at(Path(seat_dir) / name, replica=name.startswith("replica")) for name in names]
+
+
+def look_at(slot: Path, *, replica: bool = False) -> SlotInfo:
+    """What one slot holds. Reads its commit record and sizes only; changes nothing."""
+    record, problem = None, None
+    try:
+        record = read_record(slot)
+        if record is not None:
+            check_sizes(slot, record)
+    except FlashpointError as error:
+        problem = error
+    return SlotInfo(slot, record, problem, replica)
 
 
 def read_record(slot: Path) -> ShardRecord | None:

@@ -6,7 +6,7 @@ from mlflashpoint.core.exchange import Exchange
 from mlflashpoint.core.pool import SlotPool
 from mlflashpoint.core.settlement import Settlement, shortest_pause
 from mlflashpoint.core.slots import RARER
-from mlflashpoint.core.ticket import Ticket
+from mlflashpoint.core.ticket import Ticket, went_back
 from mlflashpoint.core.worker import Worker
 from mlflashpoint.errors import SlotBusyError
 from mlflashpoint.settings import StoreConfig
@@ -19,6 +19,16 @@ _SHORTEST_S = 0.25
 _LOOKS = 3
 _MOST_HALVINGS = 10
 
+#: for the first save after training went back: no rhythm of saves is at fault then
+_FREE_SOON = (
+    "none is needed if the next save succeeds, for the slot is free by then; MLFLASHPOINT_KEEP_VERSIONS=3 is one more "
+    "slot, for a save right after going back"
+)
+_GO_BACK_TOO = (
+    "let every rank go back as well and begin its next save, or call save_failed instead; look in the log of a rank "
+    "that does not, or that is named here"
+)
+_SAY_SO = "let a rank that has nothing to save call save_failed"
 _REACHABLE = f"if its holders can be reached (the log says so if not), {RARER}"
 
 
@@ -57,9 +67,9 @@ class SlotWait:
             index = self._wait(ticket)
         if index is None:
             self._in_vain = min(self._in_vain + 1, _MOST_HALVINGS)
-            why = gate.reason if self._pool.available() and gate.reason else self._why_not()
-            remedy = _REACHABLE if self._on_its_way() else RARER
-            raise SlotBusyError(f"the ranks skip this save together: {why}", remedy=remedy)
+            able = self._pool.available()
+            why = gate.reason if able and gate.reason else self._why_not(ticket)
+            raise SlotBusyError(f"the ranks skip this save together: {why}", remedy=self._remedy(ticket, able=able))
         self._in_vain = 0
         return index
 
@@ -73,7 +83,7 @@ class SlotWait:
             index = self._pool.take(self._halved(longest, min(longest, self._shortest_s)), gate.verdict)
             if index is not None or gate.verdict() is False:
                 return index
-            certain = gate.give_up(self._why_not(), ticket.entrance)
+            certain = gate.give_up(self._why_not(ticket), ticket.entrance)
             self._worker.wake()
             # Else the others have heard that this rank is ready, and may go on: it comes after them.
             return None if certain else self._pool.take(self._halved(_ANSWER_S, self._shortest_s), gate.verdict)
@@ -83,10 +93,22 @@ class SlotWait:
     def _halved(self, longest_s: float, shortest_s: float) -> float:
         return max(longest_s * 0.5**self._in_vain, shortest_s)
 
-    def _why_not(self) -> str:
+    def _why_not(self, ticket: Ticket) -> str:
+        if ticket.back_at is None:
+            if self._pool.available():
+                return "another rank still needs all its slots, or did not begin the save before"
+            return f"every slot is needed: an earlier version is not complete on all ranks{self._on_its_way()}"
+        back = went_back(ticket.back_at)
         if self._pool.available():
-            return "another rank still needs all its slots"
-        return f"every slot is needed: an earlier version is not complete on all ranks{self._on_its_way()}"
+            return f"{back}, and another rank has not begun a save since, or still needs all its slots"
+        return f"{back}, and every slot is needed: {self._pool.obstacle()}{self._on_its_way()}"
+
+    def _remedy(self, ticket: Ticket, *, able: bool) -> str:
+        if ticket.back_at is not None:
+            return _GO_BACK_TOO if able else _FREE_SOON
+        if self._on_its_way():
+            return _REACHABLE
+        return f"{RARER}; {_SAY_SO}" if able else RARER
 
     def _on_its_way(self) -> str:
         lag = None if self._exchange is None else self._exchange.lag()

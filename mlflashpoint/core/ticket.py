@@ -23,6 +23,8 @@ class Ticket:
         step: training step.
         epoch: rollbacks within the process before it began.
         topology: fingerprint of the parallel layout.
+        back_at: step that training went back to before this save, the first one since then; -1 for a step that is not
+            known, None if training did not go back.
         entrance: the gate in front of this save, None for none.
         opening: the gate in front of the save behind this one, None for none.
         index: slot that it is staged in, -1 for none yet.
@@ -37,6 +39,7 @@ class Ticket:
     step: int
     epoch: int
     topology: str
+    back_at: int | None = None
     entrance: Opening | None = None
     opening: Opening | None = None
     index: int = -1
@@ -59,3 +62,8 @@ class Replication:
 
     done: threading.Event = field(default_factory=threading.Event)
     error: FlashpointError | None = None
+
+
+def went_back(step: int) -> str:
+    """In words; -1 for a step that is not known."""
+    return "training went back " + ("to an earlier step" if step < 0 else f"to step {step}")

@@ -7,6 +7,9 @@ How gloo behaves decides the shape of this module (seen with torch 2.4 to 2.14):
 - When a connection breaks, a message that is half through is not told, on either end; a receive that is still to
   come is. So each piece of a shard is followed by a mark of one byte, the other end answers with a mark, and
   only marks are ever waited for while bytes are under way.
+- A connection that gloo itself gives up is freed while its device still waits for it. If it comes after all, because a
+  link that was cut is mended, the process crashes. So gloo is never the first to give up: a lane that does not stand
+  at the deadline is left to its thread, which lets go of it when it does, or when the system gives up.
 - A message longer than the posted receive aborts the process. So every message is of a length that both ends have
   agreed on before, or that a cap bounds, and nothing is ever received on a link after an error.
 """
@@ -42,6 +45,8 @@ _MARK = bytearray(1)
 #: no message ever has this tag
 _NEVER = (1 << 30) - 1
 _MILLISECOND = timedelta(milliseconds=1)
+#: longer than the system goes on trying to connect, five times in a row
+_CONNECT = timedelta(hours=1)
 
 
 class Link:
@@ -180,7 +185,7 @@ class Link:
         options: Any = _GLOO._Options()
         options._devices = [device]
         options._threads = 1
-        options._timeout = timedelta(seconds=max(0.001, self._deadline.remaining_s))
+        options._timeout = _CONNECT
         try:
             group = _GLOO(PrefixStore(str(lane), self._exchange), self._end, 2, options)
         except Exception as error:

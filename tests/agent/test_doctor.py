@@ -108,6 +108,15 @@ def test_the_base_container_has_a_kind_a_size_and_a_verdict(tmp_path: Path) -> N
     assert not (ROOT / "not").exists()
 
 
+def test_a_drain_directory_that_could_not_be_drained_to_is_a_problem_and_none_is_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for drain, bad in ((tmp_path / "file", True), (tmp_path / "file" / "below", True), (tmp_path / "new", False)):
+        facts = doctor(BOOTSTRAP, MLFLASHPOINT_JOB_ID="j", MLFLASHPOINT_DRAIN_DIR=str(drain))
+        assert facts["drain_dir"]["path"] == str(drain)
+        assert ["MLFLASHPOINT_DRAIN_DIR" in problem for problem in facts["problems"]] == [True] * bad
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_container_that_the_store_would_refuse_is_a_problem() -> None:
     facts = doctor(BOOTSTRAP, MLFLASHPOINT_JOB_ID="j", MLFLASHPOINT_BASE_CONTAINER="/dev/shm")
     assert any("a folder that users share" in problem for problem in facts["problems"])

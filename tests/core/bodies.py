@@ -12,7 +12,9 @@ import torch.testing._internal.distributed.fake_pg  # registers the backend
 from mlflashpoint.core import arena, saver
 from mlflashpoint.core.ledger import Ledger
 from mlflashpoint.core.node_versions import _common
+from mlflashpoint.core.onlooker import Onlooker
 from mlflashpoint.core.plan import VersionKey
+from mlflashpoint.core.ranks import Ranks
 from mlflashpoint.core.slotwait import SlotWait
 from mlflashpoint.errors import FlashpointError
 from tests.core.ranks import state
@@ -31,6 +33,23 @@ def save_steps(me, steps, resumed=None, *, whole=True, **options):
         settle(runtime, steps[-1])
     runtime.close()
     return {"found": found, "saved": results, "stats": runtime.stats(), "logs": me.logs}
+
+
+def await_drain_look():
+    """Wait for the look at the drain directory that a start takes in the background."""
+    for thread in threading.enumerate():
+        if thread.name == "mlflashpoint-drain-look":
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+def look_at_drain_dir(me):
+    """Start, and no more; tells what was logged."""
+    runtime = me.runtime()
+    runtime.find_latest()
+    await_drain_look()
+    runtime.close()
+    return me.logs
 
 
 def settle(runtime, step):
@@ -303,16 +322,18 @@ def keys_after(me, what, calls):
         me.store.add(f"meet/{name}", 0)
     store = dist.PrefixStore("default_pg", me.store)
     dist.init_process_group("fake", store=store, rank=me.rank, world_size=me.world)
-    runtime = me.runtime() if what == "find_latest" else None
+    finder = runtime = me.runtime() if what != "newest_on_nodes" else None
     if runtime is not None:
         runtime.save(state(1, me.rank), step=1)
         # A call after which there is nothing left to do in the background.
         runtime.flush()
         runtime.await_version(1)
+    if what == "onlooker":
+        finder = Onlooker(runtime.config, Ranks(me.rank, me.world, me.local_rank), "default", me.store)
 
     def call():
-        if runtime is not None:
-            assert runtime.find_latest().step == 1
+        if finder is not None:
+            assert finder.find_latest().step == 1
         else:
             assert _common("default", [VersionKey(1, "run", 7, 2, "")], None).step == 7
 

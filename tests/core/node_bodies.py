@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import hashlib
 import os
 import socket
 import sys
@@ -12,7 +13,11 @@ from pathlib import Path
 import torch.distributed as dist
 
 from mlflashpoint.core import arena, lagfile, replicas
+from mlflashpoint.core.onlooker import Onlooker
+from mlflashpoint.core.ranks import Ranks
+from mlflashpoint.errors import FlashpointError
 from mlflashpoint.replication import gloo_server, replicator
+from mlflashpoint.settings import StoreConfig
 from tests.core.bodies import die, find_only, resume, save_steps, settle
 from tests.core.ranks import state
 from tests.replication.peers import find_mooncake
@@ -250,3 +255,86 @@ def save_without_the_engine(me):
     """Save three steps where the Mooncake engine is not installed."""
     sys.modules["mooncake"] = None
     return save_with(me, -1)
+
+
+def onlooker_of(me, **settings):
+    """One beside the store of this process, as if another process had that."""
+    config = StoreConfig(job_id="job", base_container=me.base, **{"deadline_s": 20, **me.settings, **settings})
+    return Onlooker(config, Ranks(me.rank, me.world, me.local_rank), "default", me.store)
+
+
+def seen(me, onlooker):
+    """Step of what is found, a number of every rank's shard, and what can't be read."""
+    recovery = onlooker.find_latest(reshard=True)
+    return None if recovery is None else [recovery.step, values_of(me, onlooker, recovery)]
+
+
+def values_of(me, onlooker, recovery):
+    values = []
+    for rank in range(me.world):
+        try:
+            with onlooker.load_shard(recovery, rank) as reader:
+                values.append(float(reader.state()["w"][0]))
+        except FlashpointError as error:
+            values.append(type(error).__name__)
+    return values
+
+
+def files_in(base):
+    """What lies in a container, but for the locks, which tell who holds them."""
+    files = (file for file in base.rglob("*") if file.is_file() and file.name not in ("lock", "replication.json"))
+    return sorted((str(file.relative_to(base)), hashlib.sha256(file.read_bytes()).hexdigest()) for file in files)
+
+
+def look_on(me):
+    """Look before there is anything, beside a store that saves, at what is damaged, and at what is overwritten."""
+    onlooker = onlooker_of(me)
+    found = {"nothing": seen(me, onlooker)}
+    runtime = me.runtime()
+    resume(me, runtime)
+    for step in (1, 2):
+        assert runtime.save(state(step, me.rank), step=step).ok
+        runtime.flush()
+        settle(runtime, step)
+    me.meet("settled")
+    before = files_in(me.base)
+    found["whole"] = seen(me, onlooker)
+    me.meet("read")
+    found["untouched"] = files_in(me.base) == before
+    for seat in me.base.glob("*/seat-*"):
+        for slot in arena.scan_seat(seat):
+            if (slot.record.rank, slot.record.step) == (1, 2):
+                with open(f"{slot.path}.data", "r+b") as data:
+                    data.write(b"damaged")
+    me.meet("damaged")
+    found["damaged"] = seen(me, onlooker)
+    found["quarantined"] = [file.name for file in me.base.rglob("*.quarantined")]
+    me.meet("looked")
+    recovery = onlooker.find_latest(reshard=True)
+    for step in (3, 4):
+        assert runtime.save(state(step, me.rank), step=step).ok
+        runtime.flush()
+        settle(runtime, step)
+    me.meet("overwritten")
+    found["overwritten"] = values_of(me, onlooker, recovery)
+    me.meet("tried")
+    found["afterwards"] = seen(me, onlooker)
+    recovery = onlooker.find_latest(reshard=True)
+    for _ in range(2):
+        onlooker.save_begins()
+    me.meet("saves have begun")
+    found["rested"] = values_of(me, onlooker, recovery)
+    me.meet("end")
+    onlooker.close()
+    runtime.close()
+    return {**found, "logs": me.logs}
+
+
+def look_on_in_vain(me, deadline_s):
+    """Look while a rank does not."""
+    started = time.monotonic()
+    try:
+        found = seen(me, onlooker_of(me, deadline_s=deadline_s))
+    except FlashpointError as error:
+        found = f"{type(error).__name__}: {error}"
+    return {"found": found, "took": time.monotonic() - started}

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,84 +24,11 @@ from mlflashpoint.errors import OverwrittenError, SettingError
 from mlflashpoint.settings import StoreConfig
 from tests.core import bodies
 from tests.core.ranks import Life, memory_folder, state
+from tests.warm import Zygote
 
 pytestmark = pytest.mark.multiprocess
 
 ROOT = Path(__file__).parents[2]
-
-#: a process that goes on from what it finds, saves two steps and waits; how its own handler for SIGTERM behaves, how
-#: the drain directory does, and the budget are given
-TRAIN = """
-import signal, sys, threading, time
-from pathlib import Path
-from mlflashpoint.core import draindir
-from mlflashpoint.core.runtime import Runtime
-from mlflashpoint.settings import StoreConfig
-from tests.core.ranks import state
-
-base, drain, handler, disk, budget_s = sys.argv[1:6]
-seen = []
-
-class Slow:
-    def __init__(self, *arguments, **keywords):
-        self.stream = open(*arguments, **keywords)
-    def __enter__(self):
-        return self
-    def __exit__(self, *_):
-        self.stream.close()
-    def fileno(self):
-        return self.stream.fileno()
-    def write(self, part):
-        time.sleep(0.02)
-        return self.stream.write(part[:20])
-
-if disk == "slow":
-    draindir.open = Slow
-if disk == "hung":
-    draindir._sync_data = lambda descriptor: time.sleep(600)
-
-def flag(number, frame):
-    seen.append(number)
-
-def leave(number, frame):
-    raise SystemExit(7)
-
-def compose():
-    # as Lightning does it: the handler that was there, and its own
-    before = signal.getsignal(signal.SIGTERM)
-    signal.signal(signal.SIGTERM, lambda number, frame: (before(number, frame), flag(number, frame)))
-
-handlers = {"flag": flag, "leave": leave, "late": flag}
-if handler in ("flag", "leave"):
-    signal.signal(signal.SIGTERM, handlers[handler])
-if handler == "ignored":
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-config = StoreConfig(job_id="job", base_container=base, drain_dir=drain, drain_budget_s=float(budget_s))
-runtime = Runtime(config, rank=0, world_size=1, local_rank=0)
-recovery = runtime.find_latest()
-found = 0 if recovery is None else runtime.load(recovery).step
-if handler == "late":
-    signal.signal(signal.SIGTERM, flag)
-if handler == "composed":
-    compose()
-for step in (found + 1, found + 2):
-    assert runtime.save(state(step, 0), step=step, wait=True).ok
-if handler == "composed_last":
-    compose()
-print("saved", flush=True)
-if handler == "stuck":
-    import datetime
-    import torch.distributed as dist
-    store = dist.TCPStore("127.0.0.1", 0, None, True, datetime.timedelta(seconds=60), wait_for_workers=False)
-    # It is stuck when this thread of Python's has gone into native code, a moment after the next line begins.
-    threading.Timer(1.0, print, ["stuck"], {"flush": True}).start()
-    store.get("what nobody will ever set")
-give_up = time.monotonic() + 30
-while not seen and time.monotonic() < give_up:
-    time.sleep(0.01)
-print("seen", seen, flush=True)
-"""
-
 
 #: how a script handles SIGTERM, and the exit code that it ends with then
 HANDLERS = [("none", -signal.SIGTERM), ("flag", 0), ("leave", 7)]
@@ -122,39 +50,47 @@ def drained(root):
 @dataclass
 class Ended:
     code: int
-    out: str
-    error: str
+    log: str
     took_s: float
 
+    @property
+    def seen(self):
+        """What the script's own handler has told, if it came to that."""
+        return [line for line in self.log.splitlines() if line.startswith("seen")]
 
-def terminated(base, drain, handler="none", disk="good", budget_s=20):
-    """Send SIGTERM to a process that has saved two steps; how it ended, and what it has told since."""
-    argv = [sys.executable, "-c", TRAIN, str(base), str(drain), handler, disk, str(budget_s)]
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-    try:
-        assert process.stdout.readline() == "saved\n"
-        began = time.monotonic()
-        process.send_signal(signal.SIGTERM)
-        out, error = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    return Ended(process.returncode, out, error, time.monotonic() - began)
+
+@pytest.fixture(scope="module")
+def terminated(tmp_path_factory):
+    """Runs sigterm_job.py, which has saved two steps when it gets the SIGTERM; how it ended."""
+    job = Path(__file__).with_name("sigterm_job.py")
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    zygote = Zygote(Path(sys.executable), job, environ, agent=False, folder=tmp_path_factory.mktemp("sigterm"))
+
+    def run(base, drain, handler="none", disk="good", budget_s=20):
+        outcome = zygote.run([str(base), str(drain), handler, disk, str(budget_s)], deadline_s=90, script=job)
+        now = time.monotonic()
+        assert not outcome.late, outcome.log
+        (began,) = re.findall(r"^terminated at ([0-9.]+)$", outcome.log, re.M)
+        return Ended(outcome.statuses[0], outcome.log, now - float(began))
+
+    yield run
+    zygote.close()
 
 
 @pytest.mark.parametrize(
-    ("handler", "code", "out"),
+    ("handler", "code", "seen"),
     [
-        ("none", -signal.SIGTERM, ""),
-        ("flag", 0, "seen [15]\n"),
-        ("leave", 7, ""),
-        ("late", 0, "seen [15]\n"),
-        ("composed", 0, "seen [15]\n"),
-        ("composed_last", 0, "seen [15]\n"),
+        ("none", -signal.SIGTERM, []),
+        ("flag", 0, ["seen [15]"]),
+        ("leave", 7, []),
+        ("late", 0, ["seen [15]"]),
+        ("composed", 0, ["seen [15]"]),
+        ("composed_last", 0, ["seen [15]"]),
     ],
 )
-def test_sigterm_drains_and_whatever_handled_it_before_still_does(base, tmp_path, handler, code, out):
+def test_sigterm_drains_and_whatever_handled_it_before_still_does(base, tmp_path, terminated, handler, code, seen):
     ended = terminated(base, tmp_path / "drain", handler)
-    assert (ended.code, ended.out) == (code, out)
+    assert (ended.code, ended.seen) == (code, seen)
     assert (0, 2) in drained(tmp_path / "drain")
 
 
@@ -163,7 +99,7 @@ def test_sigterm_drains_and_whatever_handled_it_before_still_does(base, tmp_path
     [("slow", *HANDLERS[0]), ("slow", *HANDLERS[1]), ("hung", *HANDLERS[0]), ("hung", *HANDLERS[2])],
 )
 def test_a_directory_that_is_too_slow_puts_the_end_of_the_job_off_by_the_budget_and_no_longer(
-    base, tmp_path, disk, handler, code
+    base, tmp_path, terminated, disk, handler, code
 ):
     Life(bodies.save_steps, 1, base, [1]).results()
     assert cli.main(["drain", str(base), "--to", str(tmp_path)]) == 0
@@ -172,8 +108,8 @@ def test_a_directory_that_is_too_slow_puts_the_end_of_the_job_off_by_the_budget_
     assert ended.took_s < BUDGET_S + MARGIN_S
     assert drained(tmp_path) == [(0, 1)]
     if disk == "slow":
-        assert "the time for the drain is over [MLFLASHPOINT_DRAIN_BUDGET_S" in ended.error
-        assert "remedy: raise it" in ended.error
+        assert "the time for the drain is over [MLFLASHPOINT_DRAIN_BUDGET_S" in ended.log
+        assert "remedy: raise it" in ended.log
         assert not [path for path in tmp_path.rglob("*-tmp-*") if path.is_file()]
     # What lies in memory is as good as before; without it, what was drained before is.
     assert [r["found"] for r in Life(bodies.save_steps, 1, base, [], drain_dir=tmp_path).results().values()] == [3]
@@ -184,7 +120,7 @@ def test_a_directory_that_is_too_slow_puts_the_end_of_the_job_off_by_the_budget_
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a small tmpfs")
 @pytest.mark.parametrize(("handler", "code"), HANDLERS)
 def test_a_drain_directory_that_is_full_at_sigterm_is_told_and_the_job_ends_as_it_would_have(
-    base, tmp_path, handler, code
+    base, tmp_path, terminated, handler, code
 ):
     Life(bodies.save_steps, 1, base, [1]).results()
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs", str(tmp_path)])
@@ -197,9 +133,9 @@ def test_a_drain_directory_that_is_full_at_sigterm_is_told_and_the_job_ends_as_i
                 pass
         ended = terminated(base, tmp_path, handler)
         assert ended.code == code
-        assert "nothing was drained: the drain directory is full" in ended.error
-        assert f"[MLFLASHPOINT_DRAIN_DIR, rank 0, step 3, path {tmp_path}]" in ended.error
-        assert "remedy: free space there, or give another directory" in ended.error
+        assert "nothing was drained: the drain directory is full" in ended.log
+        assert f"[MLFLASHPOINT_DRAIN_DIR, rank 0, step 3, path {tmp_path}]" in ended.log
+        assert "remedy: free space there, or give another directory" in ended.log
         assert drained(tmp_path) == [(0, 1)]
         assert not list(tmp_path.rglob("*-tmp-*"))
         shutil.rmtree(base)
@@ -208,19 +144,10 @@ def test_a_drain_directory_that_is_full_at_sigterm_is_told_and_the_job_ends_as_i
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-def test_a_rank_that_is_stuck_in_native_code_drains_all_the_same(base, tmp_path):
-    argv = [sys.executable, "-c", TRAIN, str(base), str(tmp_path / "drain"), "stuck", "good", "20"]
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    try:
-        assert [process.stdout.readline(), process.stdout.readline()] == ["saved\n", "stuck\n"]
-        process.send_signal(signal.SIGTERM)
-        give_up = time.monotonic() + 30
-        while (0, 2) not in drained(tmp_path / "drain") and time.monotonic() < give_up:
-            time.sleep(0.05)
-        assert process.poll() is None
-    finally:
-        process.kill()
-        process.communicate()
+def test_a_rank_that_is_stuck_in_native_code_drains_all_the_same(base, tmp_path, terminated):
+    ended = terminated(base, tmp_path / "drain", "stuck")
+    # It has not ended of the SIGTERM, but when it had drained.
+    assert ended.code == -signal.SIGKILL
     assert (0, 2) in drained(tmp_path / "drain")
 
 
@@ -232,6 +159,7 @@ def test_a_job_resumes_from_what_was_drained_when_all_memory_is_gone(base, tmp_p
     # The new start counts as later than those that were drained: what it saves is newer, at whatever step.
     results = Life(bodies.save_steps, 3, base, [3], drain_dir=tmp_path).results()
     assert {result["found"] for result in results.values()} == {2}
+    assert "INFO recovery: step 2 of incarnation 1 is complete in the drain directory" in results[0]["logs"]
     assert {r["found"] for r in Life(bodies.save_steps, 3, base, [], drain_dir=tmp_path).results().values()} == {3}
 
 
@@ -440,6 +368,27 @@ def test_older_drained_versions_go_when_a_newer_one_is_whole(base, tmp_path):
         Life(bodies.save_steps, 2, base, steps).results()
         assert cli.main(["drain", str(base), "--to", str(tmp_path)]) == 0
     assert drained(tmp_path) == [(0, 3), (1, 3)]
+
+
+def test_a_version_that_another_rank_removes_meanwhile_is_no_fault_of_a_drain(base, tmp_path, monkeypatch):
+    Life(bodies.save_steps, 1, base, [1, 2]).results()
+    versions = DrainDir.versions
+    monkeypatch.setattr(DrainDir, "versions", lambda self: [self.path / "step-1.1.gone", *versions(self)])
+    assert cli.main(["drain", str(base), "--to", str(tmp_path)]) == 0
+    assert drained(tmp_path) == [(0, 2)]
+
+
+def test_a_shard_of_which_memory_has_a_corrupt_copy_alone_is_taken_from_the_drain_directory_and_the_log_says_so(
+    base, tmp_path
+):
+    Life(bodies.save_steps, 2, base, [1]).results()
+    assert cli.main(["drain", str(base), "--to", str(tmp_path)]) == 0
+    (slot,) = (slot for slot in scan_seat(base / "default/seat-1") if slot.record)
+    with open(f"{slot.path}.data", "r+b") as data:
+        data.write(b"\x99" * 100)
+    results = Life(bodies.save_steps, 2, base, [], drain_dir=tmp_path).results()
+    assert {result["found"] for result in results.values()} == {1}
+    assert "INFO the shard of rank 1 is taken from the drain directory" in results[1]["logs"]
 
 
 def test_the_drained_files_are_the_memorys_own_and_private(base, tmp_path):

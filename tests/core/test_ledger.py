@@ -163,3 +163,54 @@ def test_a_rank_whose_store_fails_for_a_moment_agrees_with_the_others(monkeypatc
     monkeypatch.setattr(Channel, name, failing)
     assert vote(channel, [True, True]) == {rank: (True, "") for rank in (0, 1)}
     assert failed
+
+
+@pytest.mark.parametrize("missed_by", [0, 1])
+def test_the_keys_of_steps_that_one_rank_never_begins_are_deleted_too(channel, missed_by):
+    both = ledgers(channel, 2)
+    keys = []
+    for step in range(400):
+        for rank, ledger in enumerate(both):
+            if rank != missed_by or step % 2 == 0:
+                ledger.ready(step - 1)
+                ledger.attempt(step)
+                ledger.commit(step)
+                ledger.opening(step)
+        for ledger in both:
+            if step % 2 and ledger is not both[missed_by]:
+                ledger.fail(step, "the other rank did not begin it")
+            ledger.verdict(step)
+        keys.append(channel.connection.num_keys())
+    assert max(keys[300:]) <= max(keys[100:200])
+
+
+def test_the_keys_of_a_step_whose_first_rank_heard_no_answer_are_deleted(channel, monkeypatch):
+    one, two = ledgers(channel, 2)
+    add = Channel.add
+    before = channel.connection.num_keys()
+
+    def lost(self, key, amount=1):
+        add(self, key, amount)
+        raise PeerError("the answer is lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Channel, "add", lost)
+        with pytest.raises(PeerError):
+            two.attempt(7)
+    one.attempt(7)
+    for ledger in (one, two):
+        ledger.end()
+    assert channel.connection.num_keys() == before
+
+
+def test_a_ledger_that_rank_0_never_used_leaves_no_key(channel):
+    before = channel.connection.num_keys()
+    three = ledgers(channel, 3)[1:]
+    for ledger in three:
+        ledger.ready(-1)
+        ledger.attempt(3)
+        ledger.fail(3, "no")
+        ledger.shut(3, "no slot", before=4)
+    for ledger in three:
+        ledger.end()
+    assert channel.connection.num_keys() == before

@@ -21,7 +21,7 @@ def test_without_a_common_version_there_is_none():
 
 def test_a_process_with_a_problem_or_without_an_answer_is_told_to_all():
     assert _choose([[NEW], "no permission"])["problem"] == "no permission"
-    assert "did not say" in _choose(None)["problem"]
+    assert "ranks 1, 3 did not answer" in _choose([[NEW], None, [OLD], None])["problem"]
 
 
 @pytest.mark.multiprocess
@@ -32,7 +32,7 @@ def test_processes_in_the_store_of_dead_ones_agree_on_what_they_see_themselves(t
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("what", ["newest_on_nodes", "find_latest"])
+@pytest.mark.parametrize("what", ["newest_on_nodes", "find_latest", "onlooker"])
 def test_calls_that_find_the_newest_version_leave_no_more_keys_in_the_jobs_store_the_more_there_are(what):
     with memory_folder() as base:
         assert Life(keys_after, 2, base / "base", what, 10).results() == {0: 0, 1: 0}

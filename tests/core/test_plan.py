@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from mlflashpoint.core.incarnation import Incarnation, Lineage
 from mlflashpoint.core.plan import plan_recovery
-from mlflashpoint.core.record import ShardCopy, ShardRecord
+from mlflashpoint.core.record import DRAIN_NODE, ShardCopy, ShardRecord
 
 
 def copy(step, rank, *, world=2, incarnation=1, node=None, holder=None, slot=None, replica=False, **more):
@@ -277,3 +277,18 @@ def test_ten_thousand_nodes_less_one_are_planned():
     assert (plan.step, len(plan.sources)) == (100, world)
     assert plan.sources[777][0].replica
     assert not plan.sources[776 + 8][0].replica
+
+
+def test_what_was_chosen_is_said_to_lie_where_it_lies():
+    def said(*copies, remote=True):
+        plan = plan_recovery(copies, 2, placement=PLACE, remote=remote)
+        return plan.reason.removeprefix("step 4 of incarnation 1 is complete in "), plan.place
+
+    memory, drained = version(4), version(4, node=DRAIN_NODE)
+    assert said(*memory) == said(*memory, *drained) == ("memory", "memory")
+    assert said(*drained) == ("the drain directory",) * 2
+    both = "memory and the drain directory"
+    assert said(memory[0], *drained) == (f"{both} (there the shard of rank 1)", both)
+    # In a job without replicas a shard in another node's memory is out of reach.
+    assert said(copy(4, 0), copy(4, 1, node="n0"), *drained, remote=False)[1] == both
+    assert said(copy(4, 0), copy(4, 1, node="n0"), *drained)[1] == "memory"

@@ -55,3 +55,15 @@ def test_the_verdict_of_a_save_that_failed_or_was_never_made():
     assert pool.verdict(40, since=1) == (None, False)
     # An earlier start's version of that step is another one.
     assert pool.verdict(20, since=2) == (None, False)
+
+
+def test_what_keeps_the_slots_is_told():
+    pool = filled(10, 20)
+    pool.roll_back(10)
+    index = pool.take(0)
+    assert pool.obstacle() == "the save before is still being written into one"
+    pool.stored(index, Version(1, 30), epoch=0, sending=True)
+    assert "does not count any more and is still on its way" in pool.obstacle()
+    pool.sent(index)
+    pool.stored(pool.take(0), Version(2, 11), epoch=1)
+    assert "not known yet whether an earlier version is complete" in pool.obstacle()

@@ -23,6 +23,7 @@ from mlflashpoint.core.record import ShardCopy, ShardRecord
 from mlflashpoint.core.rotation import Tenant, Version, choose_slot, may_overwrite, slots_needed
 from mlflashpoint.core.saves import Saves
 from mlflashpoint.errors import PeerError
+from mlflashpoint.replication.delivery import ReplicationLag
 from tests.core.memberships import Membership
 from tests.core.schedule import Schedule
 
@@ -106,8 +107,10 @@ class SimPool(SlotPool):
             if index is not None or verdict() is False:
                 return index
             self.sim.schedule.point()
-            # The answer of a store that answers is waited for.
-            patience -= not (wait_s > BUSY_WAIT_S and verdict() is None)
+            # The answer of a store that answers is waited for: what was decided, and that a version which is complete,
+            # as somebody has seen who opened the gate, makes room here as well.
+            awaited = verdict() is None or (verdict() and self.open_versions())
+            patience -= not (wait_s > BUSY_WAIT_S and awaited)
         return None
 
 
@@ -146,6 +149,9 @@ class SimExchange:
                 # What is on its way to another node may not change before it is there.
                 assert slot.record == record, "overwritten while it was being sent"
                 over(PeerError("not acknowledged") if self.sim.chance(self.sim.replica_faults) else None)
+
+    def lag(self):
+        return ReplicationLag(len(self.under_way), len(self.under_way), 0.0, 0, 0, 0, 0, "")
 
     def open(self): ...
     def report(self): ...
@@ -318,11 +324,15 @@ class Simulation:
                 if not saves_it:
                     saves.resumed(step)
                 elif self.chance(self.save_faults):
-                    # Where a rank begins nothing at all between two rollbacks, it does not know the second for one.
-                    if number == 0 or not plan[number - 1][0]:
+                    # Some say nothing at all, all the way from one rollback to the next; but one that has never begun
+                    # anything takes the first rollback for a correction of where it started.
+                    if number == 0 or self.decide() % 2:
                         saves.failed(step, OSError("nothing to save"))
                 else:
                     result = saves.save(lambda: None, {}, step, "", {}, False)
+                    # A save may fail, but not for what is wrong with the simulation.
+                    cause = None if result.error is None else result.error.__cause__
+                    assert not isinstance(cause, (AttributeError, TypeError, AssertionError)), repr(cause)
                     save = session.number(session.epoch), step
                     self.skipped.setdefault(save, {})[rank] = result.skipped
 

@@ -12,7 +12,7 @@ from mlflashpoint.core.pool import SlotPool
 from mlflashpoint.core.rotation import Version
 from mlflashpoint.core.settlement import Settlement
 from mlflashpoint.core.ticket import Ticket
-from mlflashpoint.errors import FlashpointError
+from mlflashpoint.errors import FlashpointError, StepError
 from tests.core.memberships import Membership
 
 
@@ -51,8 +51,10 @@ class Member:
 
     def roll_back(self, step):
         self.session.resumed_from.append(step)
+        given_up = [version for version in self.pool.open_versions() if version.step > step]
         self.pool.roll_back(step)
         self.gate.next(self.session.epoch, -1)
+        self.settlement.go_back(self.session.epoch, step, given_up)
 
     def wait_for(self, step):
         ticket = self.ticket(step)
@@ -223,3 +225,44 @@ def test_what_was_said_before_a_rollback_is_forgotten_after_it(members, saves, m
         for member in members:
             member.roll_back(step)
     assert keys[-1] == keys[most]
+
+
+def test_what_lies_above_the_step_that_training_went_back_to_is_told_as_failed(members):
+    one, two = members
+    for member in members:
+        member.save(1)
+    look(members)
+    one.save(2)
+    one.roll_back(1)
+    assert two.settlement._ledger(0).verdict(2).reason == "rank 0: training went back to step 1"
+    late = two.ticket(2)
+    two.stage(late)
+    two.settlement.attempt(late)
+    two.store(late)
+    assert two.pool.newest_complete == Version(1, 1)
+
+
+def test_a_save_that_was_under_way_when_training_went_back_below_it_never_becomes_complete(members):
+    tickets = [member.ticket(2) for member in members]
+    for member, ticket in zip(members, tickets, strict=True):
+        member.stage(ticket)
+        member.settlement.attempt(ticket)
+        member.roll_back(1)
+    for member, ticket in zip(members, tickets, strict=True):
+        member.store(ticket)
+    assert members[0].settlement._ledger(0).verdict(2).complete is False
+
+
+def test_a_rank_that_is_about_to_go_back_itself_saves_on_what_the_others_have_left_above_it_alone(members):
+    one, two = members
+    for member in members:
+        member.save(1)
+    look(members)
+    one.save(3)
+    one.roll_back(2)
+    two.settlement.fail(two.ticket(3), FlashpointError("no"))
+    two.settlement.require_in_step(two.ticket(2))
+    with pytest.raises(StepError, match="on the other ranks training went back to step 2"):
+        two.settlement.require_in_step(two.ticket(3))
+    two.roll_back(2)
+    two.settlement.require_in_step(two.ticket(3))

@@ -166,14 +166,25 @@ class Cluster:
         self.launches.append(launch)
         return launch
 
-    def fork(self, warm: Zygote, script: Path, *arguments: object, places: Sequence[int], **environ: str) -> Outcome:
-        """Run the script to its end from a warm process, rank by rank on the nodes of ``places``."""
+    def fork(
+        self,
+        warm: Zygote,
+        script: Path,
+        *arguments: object,
+        places: Sequence[int],
+        grace_s: float = 0.2,
+        **environ: str,
+    ) -> Outcome:
+        """Run the script to its end from a warm process, rank by rank on the nodes of ``places``.
+
+        What is left ``grace_s`` after a rank has failed is killed.
+        """
         return warm.run(
             [str(argument) for argument in arguments],
             ranks=len(places),
             environ={**SETTINGS, **environ},
             deadline_s=DEADLINE_S,
-            grace_s=0.2,
+            grace_s=grace_s,
             script=script,
             homes=[(self.node(place).pid, places[:rank].count(place)) for rank, place in enumerate(places)],
             master=f"{SUBNETS[0]}.{places[0] + 1}",

@@ -12,17 +12,21 @@ class Job:
         self.cluster, self.zygote, self.script, self.folder = cluster, zygote, script, folder
         self.starts = 0
 
-    def start(self, what, places, *, kill=None):
-        """Run it to its end, or until all ranks wait for the end of node ``kill``; returns their reports."""
+    def start(self, what, places, *, kill=None, waiting=None, grace_s=0.2):
+        """Run it to its end, or until ranks wait for the end of node ``kill``; returns their reports.
+
+        ``waiting`` is how many have to, None for all; ``grace_s`` after one has ended the others are ended too.
+        """
         self.starts += 1
         out = self.folder / f"{self.starts}-{what}"
         out.mkdir()
         ended = threading.Event()
         if kill is not None:
-            threading.Thread(target=self._kill, args=(kill, out, len(places), ended)).start()
+            threading.Thread(target=self._kill, args=(kill, out, waiting or len(places), ended)).start()
         durable = self.folder / "durable"
         try:
-            outcome = self.cluster.fork(self.zygote, self.script, what, durable, places=places, REPORTS=str(out))
+            fork, reports = self.cluster.fork, {"REPORTS": str(out)}
+            outcome = fork(self.zygote, self.script, what, durable, places=places, grace_s=grace_s, **reports)
         finally:
             ended.set()
         assert not outcome.late, f"ranks hang\n{outcome.log}"

@@ -19,6 +19,7 @@ class FromMemory:
         rng: state of the random number generators, see ``mlflashpoint.adapter.lightning.rng``.
         logged: what the fit had logged, see ``mlflashpoint.adapter.lightning.logged``.
         tuned: what a search had found before the training, see ``mlflashpoint.adapter.lightning.tuners``.
+        place: where the version lies, in words.
     """
 
     step: int
@@ -28,3 +29,4 @@ class FromMemory:
     rng: Mapping[str, Any] | None = field(repr=False, default=None)
     logged: Mapping[str, Any] | None = field(repr=False, default=None)
     tuned: Mapping[str, Any] = field(repr=False, default_factory=dict)
+    place: str = "memory"

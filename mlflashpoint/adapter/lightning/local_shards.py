@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from mlflashpoint.adapter.lightning.dump import completed, dump
 from mlflashpoint.adapter.lightning.kinds import diverted
 from mlflashpoint.adapter.lightning.mismatch import compare
+from mlflashpoint.core.nesting import too_deep
 from mlflashpoint.errors import StateMismatchError
 
 #: FSDP's wrapper module, which the names of a model's parameters contain
@@ -121,7 +122,10 @@ def _localized(state: dict[str, Any]) -> dict[str, Any]:
     def convert(value: Any) -> Any:
         return {_LOCAL: value.to_local()} if isinstance(value, DTensor) else value
 
-    return {**state, "state": _map_leaves(state["state"], convert)}
+    try:
+        return {**state, "state": _map_leaves(state["state"], convert)}
+    except RecursionError as error:
+        raise too_deep(state["state"], root="the optimizer's state: ") from error
 
 
 def _distributed(stored: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -55,7 +55,8 @@ class NamedCheckpoint:
             if self._trouble is not None:
                 found = session.find(trainer, None, self)
         if found is not None and self._trouble is not None:
-            _log.warning("%s can't be read, %s: going on from memory, step %d", self.path, self._trouble, found.step)
+            text = "%s can't be read, %s: going on from %s, step %d"
+            _log.warning(text, self.path, self._trouble, found.place, found.step)
         return found
 
     def _read(self, session: FitSession) -> int | None:

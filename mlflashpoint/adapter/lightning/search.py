@@ -54,7 +54,10 @@ class Search:
             return None
         self.seen = recovery.step
         tried = attempt(
-            runtime, _USABLE, f"loading step {recovery.step} from memory", lambda: self._load(trainer, recovery)
+            runtime,
+            _USABLE,
+            f"loading step {recovery.step} from {recovery.place}",
+            lambda: self._load(trainer, recovery),
         )
         found = tried.value
         if found is None:
@@ -71,7 +74,8 @@ class Search:
                 raise error
             return None
         _log.info(
-            "going on from memory, step %d, not from %s: %s",
+            "going on from %s, step %d, not from %s: %s",
+            recovery.place,
             recovery.step,
             _named(durable, durable_step),
             recovery.reason,
@@ -104,9 +108,10 @@ class Search:
             stored["state"],
             attributes,
             # what is each rank's own
-            stored["rng"] if same else None,
-            stored.get("logged") if same else None,
-            stored.get("tuned", {}),
+            rng=stored["rng"] if same else None,
+            logged=stored.get("logged") if same else None,
+            tuned=stored.get("tuned", {}),
+            place=recovery.place,
         )
 
 

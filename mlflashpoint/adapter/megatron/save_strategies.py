@@ -30,6 +30,7 @@ from mlflashpoint.adapter.pytorch.memory_storage_writer import MemoryStorageWrit
 from mlflashpoint.core.checkpoint_saver import deadline_of
 from mlflashpoint.core.container import read_container
 from mlflashpoint.core.manifest import node_copies
+from mlflashpoint.core.nesting import too_deep
 from mlflashpoint.core.node_versions import split_version
 from mlflashpoint.core.runtime import Runtime
 from mlflashpoint.errors import StateTypeError
@@ -118,6 +119,8 @@ class MLFlashpointMegatronAsyncSaveStrategy(TorchDistSaveShardedStrategy):  # ty
                 writer.topology = current_topology()
                 files = self._files(Path(checkpoint_dir), _take_common(sharded_state_dict))
                 state = self._translated(sharded_state_dict)
+        except RecursionError:
+            problem = too_deep(sharded_state_dict)
         except Exception as error:
             problem = error
         fits = problem is None and self._planning.fits(state)
@@ -190,6 +193,8 @@ def _explained(error: Exception, grouped: Mapping[str, list[Any]]) -> Exception:
             if isinstance(part, ShardedObject):
                 try:
                     _pickled(part.data)
+                except RecursionError:
+                    return too_deep(part.data, root=repr(key))
                 except Exception as reason:
                     return StateTypeError(
                         f"{key!r}, a {_kind(part.data)}, can't be serialised: {type(reason).__name__}: {reason}",
@@ -211,6 +216,8 @@ def serialised(common_state: Any) -> bytes:
             except Exception as of_the_entry:
                 name, value, reason = f": {key!r}", entry, of_the_entry
                 break
+        if isinstance(reason, RecursionError):
+            raise too_deep(common_state, root="the common state: ") from error
         raise StateTypeError(
             f"the common state can't be serialised{name}, a {_kind(value)}: {type(reason).__name__}: {reason}",
             rank=torch.distributed.get_rank(),

@@ -8,9 +8,11 @@ from typing import Any
 
 from megatron.core.dist_checkpointing import utils as mcore_utils
 from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
+from megatron.core.dist_checkpointing.validation import determine_global_metadata, validate_sharding_integrity
 
 from mlflashpoint.adapter.megatron.readiness import all_ready
 from mlflashpoint.adapter.megatron.save_strategies import MLFlashpointMegatronAsyncSaveStrategy, serialised
+from mlflashpoint.core.nesting import too_deep
 
 __all__ = ["save_local_aware_megatron_checkpoint"]
 
@@ -54,26 +56,37 @@ def save_local_aware_megatron_checkpoint(
     base_strategy = getattr(save_strategy, "base_strategy", save_strategy)
     if not isinstance(base_strategy, MLFlashpointMegatronAsyncSaveStrategy):
         raise TypeError(f"{type(base_strategy).__name__} does not save to memory")
+    where: dict[str, Any] = {
+        "version": base_strategy.name_of(checkpoint_dir),
+        "deadline_s": base_strategy.deadline_s(checkpoint_dir),
+    }
     sharded: dict[str, Any] = {}
+    compared: Any = None
     common = b""
     problem: Exception | None = None
     try:
         if content_metadata is not _UNSET:
+            checkpoint[_CONTENT_METADATA] = content_metadata
+        if checkpoint.get(_CONTENT_METADATA) is not None:
             clean = getattr(mcore_utils, "_clean_metadata_for_serialization", lambda metadata: metadata)
-            checkpoint[_CONTENT_METADATA] = None if content_metadata is None else clean(content_metadata)
-        sharded, state = save_preprocess(
-            checkpoint, validate_access_integrity, preprocess_common_before_consistancy_check
-        )
-        common = serialised(state)
+            checkpoint[_CONTENT_METADATA] = clean(checkpoint[_CONTENT_METADATA])
+        # What each rank does for itself: one that fails here must not leave the others in the exchange behind it.
+        sharded, compared = save_preprocess(checkpoint, False)
+        common = serialised(compared)
+        if validate_access_integrity and preprocess_common_before_consistancy_check is not None:
+            compared = preprocess_common_before_consistancy_check(compared)
+    except RecursionError:
+        problem = too_deep(checkpoint)
     except Exception as error:
         problem = error
-    # Megatron-Core's wrappers exchange what each rank saves before they call the strategy.
-    all_ready(
-        "preprocess",
-        problem,
-        version=base_strategy.name_of(checkpoint_dir),
-        deadline_s=base_strategy.deadline_s(checkpoint_dir),
-    )
+    all_ready("preprocess", problem, **where)
+    if validate_access_integrity:
+        try:
+            validate_sharding_integrity(determine_global_metadata(sharded)[1], common_state_dict=compared)
+        except Exception as error:
+            problem = error
+        # Megatron-Core's wrappers exchange what each rank saves before they call the strategy.
+        all_ready("sharding", problem, **where)
     with base_strategy.with_common(common):
         if not async_save:
             save_strategy.save(sharded, checkpoint_dir)

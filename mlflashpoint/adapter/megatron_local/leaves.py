@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from mlflashpoint.core.nesting import too_deep
 from mlflashpoint.core.state import register_leaf
 
 #: constructor fields of ShardedTensor and ShardedObject that are plain data
@@ -61,13 +62,24 @@ def register() -> None:
 
 
 def with_devices(value: Any) -> Any:
-    """``value`` with each tensor that is not on the CPU as a ``DeviceTensor``."""
+    """``value`` with each tensor that is not on the CPU as a ``DeviceTensor``.
+
+    Raises:
+        StateTypeError: it contains itself or nests too deep; names the place.
+    """
+    try:
+        return _with_devices(value)
+    except RecursionError as error:
+        raise too_deep(value) from error
+
+
+def _with_devices(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value if value.device.type == "cpu" else DeviceTensor(value.device.type, value.detach())
     if type(value) is dict:
-        return {key: with_devices(item) for key, item in value.items()}
+        return {key: _with_devices(item) for key, item in value.items()}
     if type(value) is list or type(value) is tuple:
-        return type(value)(map(with_devices, value))
+        return type(value)(map(_with_devices, value))
     return value
 
 

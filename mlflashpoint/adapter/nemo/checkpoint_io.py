@@ -38,6 +38,7 @@ class MLFlashpointCheckpointIO(CheckpointIO):  # type: ignore[misc, valid-type]
 
         Raises:
             CheckpointIdError: the path lies in the container and names no version.
+            StateTypeError: the checkpoint contains itself or nests too deep.
         """
         if not self.routing.is_memory(path):
             result = self.fallback.save_checkpoint(checkpoint, path, storage_options)
@@ -46,7 +47,13 @@ class MLFlashpointCheckpointIO(CheckpointIO):  # type: ignore[misc, valid-type]
         step = version_of(self.routing, path)
         options = storage_options or {}
         attributes = {CONTENT_METADATA: options.get(CONTENT_METADATA)}
-        self.session.store(self.trainer, step, local_state.split(checkpoint), attributes)
+        try:
+            state = local_state.split(checkpoint)
+        except Exception as error:
+            # The other ranks would wait for this one's part.
+            self.session.runtime.save_failed(step, error)
+            raise
+        self.session.store(self.trainer, step, state, attributes)
         finalize: Callable[[], None] | None = options.get("finalize_fn")
         if finalize is not None:
             # Staging is what the caller has to wait for; the commit is on the store's own queue.

@@ -32,7 +32,8 @@ def selective_restore(call: Any, strategy: Any, args: tuple[Any, ...], kwargs: M
     if found is None:
         return call()
     call.skip()
-    _log.info("step %d is in memory: the weights that training began with are not loaded again", found.step)
+    text = "step %d is in %s: the weights that training began with are not loaded again"
+    _log.info(text, found.step, found.place)
     return None
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from mlflashpoint.core.nesting import too_deep
 from mlflashpoint.errors import StateMismatchError
 
 _SHOWN = 3
@@ -22,7 +23,17 @@ def split(checkpoint: dict[str, Any]) -> dict[str, Any]:
     Returns:
         ``common``: what is not sharded; ``tensors``: local tensors by shard id; ``objects``: local objects by shard id;
         ``of_model``: how many of them are the model's. The tensors are the live ones.
+
+    Raises:
+        StateTypeError: ``checkpoint`` contains itself or nests too deep; names the place.
     """
+    try:
+        return _split(checkpoint)
+    except RecursionError as error:
+        raise too_deep(checkpoint) from error
+
+
+def _split(checkpoint: dict[str, Any]) -> dict[str, Any]:
     from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
 
     sharded, common = save_preprocess(checkpoint, False)

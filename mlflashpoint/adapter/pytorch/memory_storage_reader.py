@@ -25,8 +25,8 @@ from mlflashpoint.core.checkpoint_loader import DefaultMLFlashpointCheckpointLoa
 from mlflashpoint.core.collector import no_collections
 from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.core.node_versions import NodeLoader, split_version
+from mlflashpoint.core.onlooker import Finder
 from mlflashpoint.core.ranks import ranks_from
-from mlflashpoint.core.runtime import Runtime
 from mlflashpoint.errors import (
     CheckpointIdError,
     FlashpointError,
@@ -74,7 +74,7 @@ class MemoryStorageReader(StorageReader):
         self._loader = checkpoint_loader if checkpoint_loader is not None else DefaultMLFlashpointCheckpointLoader()
         self.checkpoint_id: CheckpointContainerId | None = None if path is None else CheckpointContainerId(str(path))
         self._shards: Shards | None = None
-        self._runtime: Runtime | None = None
+        self._finder: Finder | None = None
         self._problem: FlashpointError | None = None
 
     def reset(self, checkpoint_id: Any = None) -> None:
@@ -117,7 +117,7 @@ class MemoryStorageReader(StorageReader):
                 raise CheckpointIdError("no checkpoint id", remedy="pass checkpoint_id to dcp.load")
             found = self._loader.found(self.checkpoint_id)
             if found is not None:
-                self._runtime = found[0]
+                self._finder = found[0]
                 self._shards = Shards.recovered(*found)
             else:
                 self._loader.await_saved(self.checkpoint_id)
@@ -177,7 +177,7 @@ class MemoryStorageReader(StorageReader):
         """Let go of the slots."""
         if self._shards is not None:
             self._shards.close()
-        self._shards = self._runtime = None
+        self._shards = self._finder = None
 
     def _look_up(
         self, items: list[ReadItem], planner: LoadPlanner, shards: Shards, described: VersionMetadata, at_once: bool
@@ -229,8 +229,8 @@ class MemoryStorageReader(StorageReader):
     def _ranks(self) -> tuple[int, int]:
         """Rank and number of the processes that load; a process that can't tell loads alone."""
         self.shards()
-        if self._runtime is not None:
-            return self._runtime.rank, self._runtime.world_size
+        if self._finder is not None:
+            return self._finder.rank, self._finder.world_size
         if torch.distributed.is_initialized():
             return torch.distributed.get_rank(), torch.distributed.get_world_size()
         try:

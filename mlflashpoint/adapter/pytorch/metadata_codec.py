@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from mlflashpoint.core.collector import no_collections
+from mlflashpoint.core.nesting import too_deep
 from mlflashpoint.errors import ShardFormatError, StateTypeError
 
 _FORMAT = 1
@@ -59,7 +60,7 @@ def encode_metadata(metadata: Metadata, holders: Mapping[ChunkKey, int]) -> byte
     """JSON of ``metadata`` and ``holders``; equal inputs give equal bytes.
 
     Raises:
-        StateTypeError: planner data of a type that is not plain; names type and key.
+        StateTypeError: planner data of a type that is not plain, or nested too deep; names type and key.
         ShardFormatError: a chunk that no rank wrote.
     """
     properties: dict[tuple[object, ...], int] = {}
@@ -79,13 +80,13 @@ def encode_metadata(metadata: Metadata, holders: Mapping[ChunkKey, int]) -> byte
                 entries.append([fqn, holders[fqn, None]])
     except KeyError as error:
         raise ShardFormatError(f"the planner's metadata names {error.args[0]!r}, which no rank wrote") from None
-    extra = {
-        name: _to_plain(value, name)
-        for name, value in vars(metadata).items()
-        if name not in _TRANSIENT and value is not None
-    }
-    document = {"format": _FORMAT, "properties": list(properties), "entries": entries, "extra": extra}
-    return json.dumps(document, separators=(",", ":")).encode()
+    added = {name: value for name, value in vars(metadata).items() if name not in _TRANSIENT and value is not None}
+    try:
+        extra = {name: _to_plain(value, name) for name, value in added.items()}
+        document = {"format": _FORMAT, "properties": list(properties), "entries": entries, "extra": extra}
+        return json.dumps(document, separators=(",", ":")).encode()
+    except RecursionError as error:
+        raise too_deep(added, root="the planner's data: ") from error
 
 
 @no_collections()

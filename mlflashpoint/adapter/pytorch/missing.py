@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 
+from mlflashpoint.core.nesting import REMEDY, too_deep
 from mlflashpoint.errors import FlashpointError, StateTypeError, StoreFullError
 
 _FILES = (
@@ -54,6 +55,8 @@ class Missing:
     @classmethod
     def of(cls, leaf: Any, done: str, error: Exception) -> Missing:
         """For ``leaf``, which can't be ``done`` because of ``error``."""
+        if isinstance(error, RecursionError):
+            return cls(StateTypeError, f"can't be {done}: {too_deep(leaf, root='it').message}", REMEDY)
         return cls.of_kind(f"{type(leaf).__module__}.{type(leaf).__qualname__}", done, error)
 
     @classmethod

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from mlflashpoint.adapter.pytorch.registered import not_serialisable, require_registered
 from mlflashpoint.adapter.pytorch.structure import Structure, is_nested
+from mlflashpoint.core.nesting import too_deep
 from mlflashpoint.errors import PeerError, StateTypeError
 
 _numbers = itertools.count(1)
@@ -68,6 +69,13 @@ class StructureSavePlanner(DefaultSavePlanner):
         self._agreed: tuple[int, Metadata] | None = None
 
     def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+        """As DCP's; raises StateTypeError for a state that contains itself or nests too deep, with the place."""
+        try:
+            self._set_up(state_dict, storage_meta, is_coordinator)
+        except RecursionError as error:
+            raise too_deep(state_dict) from error
+
+    def _set_up(self, state_dict: Any, storage_meta: Any, is_coordinator: bool) -> None:
         if self._unfinished:
             # The save before did not get as far as a final plan: other ranks may know another number.
             self._planned = None

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from mlflashpoint.adapter.pytorch.missing import Missing
 from mlflashpoint.core.leaves import leaf_of
+from mlflashpoint.core.nesting import too_deep
 from mlflashpoint.core.plain import PLAIN_TYPES
 from mlflashpoint.errors import StateTypeError
 
@@ -59,6 +60,8 @@ def require_registered(key: str, value: Any) -> None:
 
 def not_serialisable(key: str, value: Any, error: Exception) -> StateTypeError:
     """For an object at ``key`` that DCP's ``torch.save`` has failed on with ``error``."""
+    if isinstance(error, RecursionError):
+        return too_deep(value, root=key)
     return StateTypeError(
         f"{key!r}, a {type(value).__module__}.{type(value).__qualname__}, can't be serialised by the planner: "
         f"{type(error).__name__}: {error}",

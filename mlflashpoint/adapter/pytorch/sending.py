@@ -31,6 +31,13 @@ def packed(state: dict[str, Any]) -> dict[str, Any]:
 
     To be sent to one process, once: what it holds of the system's files is given back when they are received.
     """
+    try:
+        return _packed(state)
+    except RecursionError as error:
+        return {"state": Missing.of(state, _SENT, error)}
+
+
+def _packed(state: dict[str, Any]) -> dict[str, Any]:
     keys, leaves = walked(state)
     for key in keys:
         if type(key) not in _PLAIN:

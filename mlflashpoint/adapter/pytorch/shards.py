@@ -14,11 +14,11 @@ from mlflashpoint.adapter.pytorch.checked_copies import Stored
 from mlflashpoint.adapter.pytorch.metadata_codec import VersionMetadata, decode_metadata
 from mlflashpoint.core.arena import read_record
 from mlflashpoint.core.node_versions import plan_on_node, split_version
+from mlflashpoint.core.onlooker import Finder
 from mlflashpoint.core.plan import VersionKey
 from mlflashpoint.core.reader import ShardReader
 from mlflashpoint.core.record import ShardRecord
 from mlflashpoint.core.recovery import Recovery
-from mlflashpoint.core.runtime import Runtime
 from mlflashpoint.core.standard_leaves import LONG
 from mlflashpoint.errors import (
     ContainerError,
@@ -59,9 +59,9 @@ class Shards:
         self._metadata: VersionMetadata | None = None
 
     @classmethod
-    def recovered(cls, runtime: Runtime, recovery: Recovery) -> Shards:
+    def recovered(cls, finder: Finder, recovery: Recovery) -> Shards:
         """Of a version that all ranks found together; a shard may lie on any node."""
-        return cls(recovery.version, lambda rank: runtime.load_shard(recovery, rank))
+        return cls(recovery.version, lambda rank: finder.load_shard(recovery, rank))
 
     @classmethod
     def on_node(cls, version: str, group: str, *, job_id: str | None = None) -> Shards:

@@ -42,7 +42,7 @@ class MemoryStore:
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self.base = CheckpointContainerId(str(runtime.config.base_container))
-        stores = CheckpointObjectManager.around(runtime)
+        stores = self._stores = CheckpointObjectManager.around(runtime)
         self.saver = DefaultMLFlashpointCheckpointSaver(ckpt_obj_manager=stores)
         self.loader = DefaultMLFlashpointCheckpointLoader(checkpoint_object_manager=stores)
         self.writer = MemoryStorageWriter(checkpoint_saver=self.saver)
@@ -84,4 +84,5 @@ class MemoryStore:
     def close(self) -> None:
         """Finish the background work and close the store; what is called afterwards raises StoreClosedError."""
         self.writer.close()
+        self._stores.look_away()
         self.runtime.close()

@@ -26,8 +26,11 @@ def test_a_killed_run_goes_on_from_memory_and_ends_as_the_straight_run(plain_job
     assert plain_job.versions() == []
 
 
-@pytest.mark.parametrize("agent", [False, True], ids=["alone", "under the agent"])
-@pytest.mark.parametrize(("every", "kill_at", "started_at"), [("3", "17", 15), ("9", "11", 10)])
+@pytest.mark.parametrize(
+    ("agent", "every", "kill_at", "started_at"),
+    [(False, "3", "17", 15), (False, "9", "11", 10), (True, "9", "11", 10)],
+    ids=["memory is newer", "the path is newer", "the path is newer under the agent"],
+)
 def test_a_ckpt_path_given_to_fit_is_compared_with_the_version_that_auto_resume_has_chosen(
     job, plain_job, straight, agent, every, kill_at, started_at
 ):

@@ -104,18 +104,14 @@ def test_memory_wins_over_a_sharded_checkpoint_whose_shards_are_gone(job, straig
     assert [exact(result) for result in again.results] == [exact(result) for result in straight(*argv, ranks=2)]
 
 
-@pytest.mark.parametrize(("fails", "started_at"), [("1", 10), ("9", 9)])
-def test_a_rank_that_is_short_of_memory_is_waited_for_by_all_and_not_for_ever(job, straight, fails, started_at):
+def test_a_rank_that_is_short_of_memory_for_a_moment_is_waited_for_by_all(job):
     argv = (*STEPS, *DDP, *DURABLE, "--io", "own")
     assert -9 in job.run(*argv, "--kill-at", "11", ranks=2, save_every_n_steps=9).statuses
     path = job.folder / "durable" / "step=10.ckpt"
-    failing = ("--load-fails", fails, "--load-fails-rank", "1")
+    failing = ("--load-fails", "1", "--load-fails-rank", "1")
     again = job.run(*argv, *failing, "--ckpt-path", str(path), ranks=2, save_every_n_steps=9)
     assert again.statuses == [0, 0], again.log
-    assert [result["started_at"] for result in again.results] == [started_at] * 2
+    assert [result["started_at"] for result in again.results] == [10, 10]
     assert "[Errno 12] Cannot allocate memory; all ranks try again in" in again.logs[1]
     assert "another rank could not; all ranks try again in" in again.logs[0]
-    warned = ["can't be read, " in log and "going on from memory, step 9" in log for log in again.logs]
-    assert warned == [started_at == 9] * 2
-    if started_at == 9:
-        assert [exact(result) for result in again.results] == [exact(result) for result in straight(*argv[:4], ranks=2)]
+    assert "can't be read" not in again.log

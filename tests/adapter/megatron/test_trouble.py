@@ -50,6 +50,19 @@ def test_a_common_state_that_one_rank_cant_pickle_is_refused_on_all(saved):
     goes_on(results, 3)
 
 
+def test_a_common_state_that_contains_itself_on_one_rank_is_refused_on_all_by_its_place(saved):
+    results = saved("a_common_state_that_contains_itself")
+    refused(results, "StateTypeError", "state.odd.list[1]: the state contains itself", "rank 1")
+    assert [result["kept"] for result in results] == [[10.0, 1], [11.0, 1]]
+    goes_on(results, 3)
+
+
+def test_a_common_state_that_rank_0_cant_pickle_is_refused_on_all(saved):
+    results = saved("a_common_state_that_rank_0_cant_pickle")
+    refused(results, "StateTypeError", "common state", "'bad'", "rank 0")
+    goes_on(results, 3)
+
+
 def test_the_same_within_the_fully_parallel_wrapper(saved):
     results = saved("the_same_with_the_wrapper")
     refused(results, "StateTypeError", "common state", "'bad'", "rank 1")

@@ -81,6 +81,24 @@ def main(what, base, durable):
             return {"refused": refused, "kept": back(store), "next": goes_on(store, 3)}
 
         @scenario
+        def a_common_state_that_contains_itself():
+            store = opened("itself")
+            store.save(state(1), 1, async_save=False)
+            odd = {"list": [1]}
+            if rank == 1:
+                odd["list"].append(odd)
+            refused = failing(lambda: store.save(state(2, odd=odd), 2, async_save=False))
+            return {"refused": refused, "kept": back(store), "next": goes_on(store, 3)}
+
+        @scenario
+        def a_common_state_that_rank_0_cant_pickle():
+            """Megatron-Core sends that of rank 0 to the others before it saves anything."""
+            store = opened("rank-0")
+            bad = threading.Lock() if rank == 0 else 1
+            refused = failing(lambda: store.save(state(2, bad=bad), 2, async_save=False))
+            return {"refused": refused, "next": goes_on(store, 3)}
+
+        @scenario
         def the_same_with_the_wrapper():
             store = opened("wrapped")
             wrapper = FullyParallelSaveStrategyWrapper(store.save_strategy, dist.group.WORLD, True)

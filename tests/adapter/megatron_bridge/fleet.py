@@ -76,9 +76,13 @@ class Run:
 
     def kill(self) -> None:
         """SIGKILL to every rank, as a crashed node does it: at once and with no last word."""
-        for rank in range(RANKS):
-            os.kill(self.pid(rank), signal.SIGKILL)
+        self.signal(signal.SIGKILL)
         assert self.exit_codes() == [-signal.SIGKILL] * RANKS
+
+    def signal(self, number: int) -> None:
+        """Send it to every rank."""
+        for rank in range(RANKS):
+            os.kill(self.pid(rank), number)
 
     def tail(self, characters: int = 4000) -> str:
         return "".join(f"---- rank {rank}\n{self.log(rank)[-characters:]}\n" for rank in range(RANKS))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +51,41 @@ def test_memory_that_is_lost_altogether_leaves_the_durable_checkpoint(
     shutil.rmtree(memory.base)
     resumed = fleets("on").run(durable, memory.environ())
     assert starts(resumed) == [3] * RANKS
+    same_end(resumed, straight())
+
+
+def test_what_sigterm_drains_serves_when_all_memory_is_lost(
+    fleets: Fleets, memory: Memory, options: dict, straight: Callable[..., Run], tmp_path: Path
+) -> None:
+    environ = memory.environ(drain_dir=tmp_path / "drain")
+    run = fleets("on").start(options, environ, hold_at=4)
+    run.wait_for("holding")
+    memory.wait_for(4)
+    run.signal(signal.SIGTERM)
+    assert run.exit_codes() == [-signal.SIGTERM] * RANKS
+    shutil.rmtree(memory.base)
+    resumed = fleets("on").run(options, environ)
+    assert starts(resumed) == [4] * RANKS
+    assert "step 4 of incarnation 1 is complete in the drain directory" in resumed.log(0)
+    same_end(resumed, straight())
+
+
+def test_a_recipe_that_handles_sigterm_itself_saves_durably_and_drains(
+    fleets: Fleets, memory: Memory, options: dict, straight: Callable[..., Run], tmp_path: Path
+) -> None:
+    handling = {**options, "train": {"exit_signal_handler": True}}
+    environ = memory.environ(drain_dir=tmp_path / "drain")
+    run = fleets("on").start(handling, environ, pause_at=4)
+    run.wait_for("pausing")
+    memory.wait_for(4)
+    run.signal(signal.SIGTERM)
+    run.go_on()
+    run.finish()
+    assert (memory.durable / "latest_checkpointed_iteration.txt").read_text() == "5"
+    shutil.rmtree(memory.base)
+    shutil.rmtree(memory.durable)
+    resumed = fleets("on").run(handling, environ)
+    assert starts(resumed) == [4] * RANKS
     same_end(resumed, straight())
 
 

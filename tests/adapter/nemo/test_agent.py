@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlflashpoint.core.reader import ShardReader
-from tests.adapter.lightning.support import observed, saves, steps
+from tests.adapter.lightning.support import clean, observed, saves, steps
 
 pytestmark = pytest.mark.multiprocess
 
@@ -66,6 +66,20 @@ def test_what_breaks_a_fit_off_ends_the_job_at_once_and_keeps_the_versions(job, 
     assert {result["started_at"] for result in again.results} == {6 if how == "TERM" else 4}
     assert exact(again.results) == exact(straight(*argv, ranks=2))
     assert job.versions() == []
+
+
+def test_what_sigterm_drains_serves_when_all_memory_is_lost(job, straight, tmp_path):
+    argv = ("--steps", "8", "--distributed-optimizer")
+    ending = ("--kill-at", "5", "--kill", "TERM", "--kill-rank", "-1")
+    broken = job.run(*argv, *ending, ranks=2, grace_s=30, drain_dir=tmp_path / "drain")
+    assert 0 not in broken.statuses and -9 not in broken.statuses, broken.log
+    clean(job.base)
+    again = job.run(*argv, ranks=2, drain_dir=tmp_path / "drain")
+    assert again.statuses == [0, 0], again.log
+    # the signal lets the batch in which it comes be trained to its end, and that may be saved before the drain or after
+    (start,) = {result["started_at"] for result in again.results}
+    assert start in (4, 6) and f"going on from the drain directory, step {start}" in again.logs[0]
+    assert exact(again.results) == exact(straight(*argv, ranks=2))
 
 
 @pytest.mark.parametrize("how", [(), ("--async-save",)], ids=["sync", "async"])

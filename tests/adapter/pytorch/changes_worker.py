@@ -103,6 +103,23 @@ def main(base):
         return [list(failed["failures"]), again["failures"], newest()[:2]]
 
     @scenario
+    def a_state_that_contains_itself_on_one_rank():
+        odd = {}
+        odd["again"] = odd if rank == 1 else 1
+        beside, found = dist.new_group(backend="gloo"), []
+
+        def run(step, save=dcp.save, **options):
+            content = {**state(step), "odd": odd}
+            begun = save(content, checkpoint_id=store.version(step), storage_writer=store.writer, **options)
+            return begun.result() if save is dcp.async_save else begun
+
+        found.append(failing(lambda: run(100, planner=store.planner))["failures"])
+        for step, planner in ((101, {"planner": store.planner}), (102, {})):
+            options = {"save": dcp.async_save, "process_group": beside, **planner}
+            found.append(failing(lambda s=step, o=options: run(s, **o))["failures"])
+        return [*found, failing(lambda: save(103))["failures"], newest()[:2]]
+
+    @scenario
     def a_planner_that_keeps_one_ranks_plan():
         class Caching(DefaultSavePlanner):
             """Sends a plan once, as DCP's own planner with ``enable_plan_caching``."""

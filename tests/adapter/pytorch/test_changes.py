@@ -48,6 +48,15 @@ def test_a_step_whose_plan_had_failed_can_be_saved(said):
     assert said("a_step_is_saved_after_its_plan_had_failed") == [[["1"], {}, ["step-80_ckpt", 80]]] * 2
 
 
+def test_a_state_that_contains_itself_on_one_rank_is_refused_on_all_by_its_place(said):
+    for result in said("a_state_that_contains_itself_on_one_rank"):
+        for failures in result[:3]:
+            ((rank, (kind, text)),) = failures.items()
+            assert (rank, kind) == ("1", "StateTypeError")
+            assert "odd.again: the state contains itself" in text and "remedy" in text
+        assert result[3:] == [{}, ["step-103_ckpt", 103]]
+
+
 def test_the_mark_on_a_plan_that_a_planner_has_kept_is_not_taken_for_this_saves(said):
     assert said("a_planner_that_keeps_one_ranks_plan") == [[["step-90_ckpt", 90], ["step-91_ckpt", 91]]] * 2
 

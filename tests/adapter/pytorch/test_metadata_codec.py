@@ -157,3 +157,13 @@ def test_a_changed_byte_is_refused_or_still_metadata(place, byte):
     data[place % len(data)] = byte
     with contextlib.suppress(ShardFormatError):
         assert isinstance(decode_metadata(bytes(data)).metadata, Metadata)
+
+
+def test_planner_data_that_nests_too_deep_is_refused_by_its_place():
+    metadata, holders = sharded()
+    deep = 1
+    for _ in range(20_000):
+        deep = [deep]
+    metadata.planner_data = {"own": deep}
+    with pytest.raises(StateTypeError, match=r"the planner's data: \.planner_data\.own\[0\].*nested too deep"):
+        encode_metadata(metadata, holders)

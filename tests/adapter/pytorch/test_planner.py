@@ -9,7 +9,7 @@ from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan
 
 from mlflashpoint.adapter.pytorch.planner import StructureSavePlanner
-from mlflashpoint.errors import PeerError
+from mlflashpoint.errors import PeerError, StateTypeError
 
 
 def state(width=4, **more):
@@ -185,3 +185,24 @@ def test_errors_reach_dcp_as_its_own(tmp_path):
 
     with pytest.raises(CheckpointException, match="no plan"):
         dcp.save(state(), checkpoint_id=tmp_path, planner=Broken())
+
+
+@pytest.mark.parametrize("planned_before", [False, True])
+def test_a_state_that_nests_too_deep_is_refused_by_its_place(planned_before):
+    planner = StructureSavePlanner()
+    if planned_before:
+        plan([planner], [state()])
+    deep = torch.ones(1)
+    for _ in range(3000):
+        deep = {"k": deep}
+    with pytest.raises(
+        StateTypeError, match=r"^state\.deep\.k\.k\.k\.\.\. \(3000 parts\): the state is nested too deep"
+    ):
+        planner.set_up_planner(state(deep=deep), None, True)
+
+
+def test_a_state_that_contains_itself_is_refused_by_the_place_where_it_does():
+    content = state()
+    content["opt"][0]["all"] = content["opt"]
+    with pytest.raises(StateTypeError, match=r"^state\.opt\[0\]\.all: the state contains itself"):
+        StructureSavePlanner().set_up_planner(content, None, True)

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed.checkpoint import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 
 from mlflashpoint.adapter.pytorch import StructureSavePlanner
 from mlflashpoint.adapter.pytorch.registered import require_registered, serialises_by_default
@@ -90,3 +92,12 @@ def test_only_what_torch_itself_would_pickle_is_looked_at():
 
     assert serialises_by_default(DefaultSavePlanner()) and serialises_by_default(Renaming())
     assert not serialises_by_default(Own()) and not serialises_by_default(StructureSavePlanner())
+
+
+def test_an_object_that_nests_too_deep_to_be_pickled_is_refused_by_its_key_with_a_remedy_that_fits():
+    deep = []
+    for _ in range(20_000):
+        deep = [deep]
+    planner = StructureSavePlanner()
+    with pytest.raises(StateTypeError, match=r"^meta\.deep\[0\]\[0\].*nested too deep.*remedy: store it flatter"):
+        planner.transform_object(WriteItem(MetadataIndex("meta.deep"), WriteItemType.BYTE_IO), deep)

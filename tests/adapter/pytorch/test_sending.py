@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map
 
 from mlflashpoint.adapter.pytorch import StructureSavePlanner
 from mlflashpoint.adapter.pytorch.missing import missing_of
+from mlflashpoint.adapter.pytorch.sending import packed
 from mlflashpoint.adapter.pytorch.stager import ReusedStager
 from mlflashpoint.errors import StateTypeError, StoreFullError
 
@@ -156,6 +157,14 @@ def test_an_object_that_cant_be_read_where_it_arrives_is_refused_by_key():
 
 def test_a_key_that_cant_be_pickled_is_refused():
     assert "key" in str(refusal(arrived({lambda: 0: torch.ones(2)})))
+
+
+def test_a_state_that_nests_too_deep_to_be_sent_is_refused():
+    deep = torch.ones(1)
+    for _ in range(3000):
+        deep = {"k": deep}
+    (missing,) = packed({"deep": deep}).values()
+    assert "nested too deep" in str(missing.error("state"))
 
 
 def test_what_is_refused_of_one_save_is_not_of_another_that_is_under_way():

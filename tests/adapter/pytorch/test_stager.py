@@ -217,3 +217,21 @@ def test_what_is_refused_cant_be_pickled_by_a_planner_of_ones_own():
     staged = ReusedStager().stage({"lock": threading.Lock()})
     with pytest.raises(FlashpointError, match="lock"):
         torch.save(staged["lock"], io.BytesIO())
+
+
+def test_a_state_that_contains_itself_is_refused_by_the_place_where_it_does():
+    content = {"w": torch.ones(2), "odd": {"list": [torch.ones(1)]}}
+    content["odd"]["list"].append(content["odd"])
+    why = refused(ReusedStager().stage(content))
+    assert "'state' can't be staged: it.odd.list[1]: the state contains itself" in why
+    assert "remedy: store it flatter" in why
+
+
+def test_an_object_that_nests_too_deep_to_be_copied_is_refused_by_its_key():
+    deep = ()
+    for _ in range(20_000):
+        deep = (deep,)
+    content = {"a": {"own": deep}, "w": torch.ones(2)}
+    staged = ReusedStager().stage(content)
+    assert "'a.own' can't be copied" in (why := refused(staged)) and "nested too deep, 20000 levels" in why
+    assert staged["w"].tolist() == [1, 1]

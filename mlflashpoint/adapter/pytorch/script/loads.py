@@ -113,7 +113,8 @@ def _from_memory(original: Original, stream: Stream, asked: Request, version: Ve
         original.error = failure
         raise
     if stream.runtime.rank == 0:
-        log.info("%s is loaded from memory", asked.path)
+        found = stream.store.loader.found(version.id)
+        log.info("%s is loaded from %s", asked.path, "memory" if found is None else found[1].place)
     original.skip()
 
 

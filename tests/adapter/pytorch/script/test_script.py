@@ -110,16 +110,17 @@ def test_replace_resumes_from_a_checkpoint_in_memory_only_and_ends_with_a_durabl
     assert last[0]["digests"]["8"] == reports[0]["digests"]["8"]
 
 
-@pytest.mark.parametrize(("mode", "from_memory"), [("replace", 1), ("augment", 0)])
+@pytest.mark.parametrize(("mode", "from_drained"), [("replace", 1), ("augment", 0)])
 def test_after_sigterm_has_drained_the_newest_checkpoint_is_there_though_all_memory_is_gone(
-    job, straight, tmp_path, mode, from_memory
+    job, straight, tmp_path, mode, from_drained
 ):
     one = job(DCP_MODE=mode, DRAIN_DIR=str(tmp_path / "drain"))
     one.start("--steps", 8, "--die-after", 5, "--die-by", "SIGTERM", fails=True)
     assert is_memory_only(one.checkpoints / "step-5") == (mode == "replace")
     one.forget_memory()
     assert resumed_as(straight("fsdp")[0], one.start("--steps", 8)) == 5
-    assert one.log.count("step-5 is loaded from memory") == from_memory
+    assert one.log.count("step-5 is loaded from the drain directory") == from_drained
+    assert "is loaded from memory" not in one.log
 
 
 def test_every_nth_save_is_durable_over_a_restart(job):
