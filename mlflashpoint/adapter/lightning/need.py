@@ -18,9 +18,9 @@ class Need:
         self._began_at = self._trained = self._saved = _NONE
         self._finished = False
 
-    def found(self, step: int | None) -> None:
-        """Memory holds ``step``, and it is newer than the durable checkpoint; None: it holds nothing of the kind."""
-        self.held = step
+    def found(self, step: int | None, durable: int | None) -> None:
+        """Memory holds ``step``, the recipe's durable checkpoint ``durable``; None: there is none that can be used."""
+        self.held = None if step is None or (durable is not None and durable >= step) else step
 
     def began(self, step: int) -> None:
         """The first batch is next, and ``step`` steps are done."""
@@ -35,8 +35,8 @@ class Need:
         self._saved = step
 
     def finished(self) -> None:
-        """All that an undisturbed training does behind its last batch has been done."""
-        self._finished = True
+        """The training has come to its end, with all that an undisturbed one does behind its last batch."""
+        self._finished = self._began_at != _NONE
 
     def is_left(self) -> bool:
         """Whether memory holds what nothing else has."""

@@ -111,6 +111,7 @@ class Search:
             rng=stored["rng"] if same else None,
             logged=stored.get("logged") if same else None,
             tuned=stored.get("tuned", {}),
+            hook=stored.get("hook"),
             place=recovery.place,
         )
 
