@@ -19,6 +19,7 @@ class FromMemory:
         rng: state of the random number generators, see ``mlflashpoint.adapter.lightning.rng``.
         logged: what the fit had logged, see ``mlflashpoint.adapter.lightning.logged``.
         tuned: what a search had found before the training, see ``mlflashpoint.adapter.lightning.tuners``.
+        hook: within which of Lightning's hooks it was saved.
         place: where the version lies, in words.
     """
 
@@ -29,4 +30,5 @@ class FromMemory:
     rng: Mapping[str, Any] | None = field(repr=False, default=None)
     logged: Mapping[str, Any] | None = field(repr=False, default=None)
     tuned: Mapping[str, Any] = field(repr=False, default_factory=dict)
+    hook: str | None = None
     place: str = "memory"

@@ -17,7 +17,7 @@ from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.errors import UnsupportedStrategyError
 
 if TYPE_CHECKING:
-    from mlflashpoint.adapter.lightning.session import SideFiles
+    from mlflashpoint.adapter.lightning.side_files import SideFiles
 
 #: methods of a strategy that decide what a checkpoint holds and how it is put back
 _CHECKPOINT_METHODS = (

@@ -52,7 +52,7 @@ def _count_the_epoch(progress: dict[str, Any]) -> None:
         counters["started"] += 1
 
 
-def go_on(trainer: Any, *, whole: bool) -> None:
+def go_on(trainer: Any, *, whole: bool, last: bool = False) -> None:
     """At the start of a fit that was resumed behind a batch: let it do first what comes behind a batch.
 
     That is the validation that is due, the plateau schedulers that count steps, and the end of the epoch if the batch
@@ -63,25 +63,31 @@ def go_on(trainer: Any, *, whole: bool) -> None:
     Args:
         trainer: the Trainer that is fitting.
         whole: whether what the epoch has logged is known; without it an epoch can't end like any other.
+        last: whether that batch was the last of the training; then its end comes next, see ``last_step``.
     """
     loop = trainer.fit_loop
     batches, validation = loop.epoch_loop, loop.epoch_loop.val_loop
     later = hasattr(loop, "restarted_mid_epoch")
-    if later and not _go_back_behind_the_batch(loop, whole):
+    if later and not _go_back_behind_the_batch(loop, whole or last):
         return
+    counted = False
+    if last and hasattr(batches, "skip_val_on_restart"):
+        # NeMo's own loop leaves a validation out that is made again by going on; here nothing else makes it.
+        batches.skip_val_on_restart, counted = False, not later
     due = batches._should_check_val_fx(loop._data_fetcher)
     if due:
         # It begins; what is stored of its counters is of the one before.
         validation._restarting = False
         if later:
             validation._restart_stage = "restarted_mid_evaluation"
-            # It will be counted twice: when the loop starts, and behind the validation.
+        if later or counted:
+            # It will be counted twice: when the loop starts, or at the save, and behind the validation.
             batches._batches_that_stepped -= not batches._should_accumulate()
     else:
         _step_plateaus(trainer)
     if _no_batch_left(batches):
         _pass_the_end(loop)
-        if not due:
+        if not due and not last:
             validation._has_run = True
 
 

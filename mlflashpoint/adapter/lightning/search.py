@@ -39,6 +39,8 @@ class Search:
         self._path_of = path_of
         self._strict = strict
         self._told = told
+        #: step of the newest version that is newer than the durable checkpoint, whether it can be used or not
+        self.seen: int | None = None
 
     def newest(self, trainer: Any, durable_step: int | None, durable: object) -> FromMemory | None:
         """The newest version that fits, checked by every rank; see ``FitSession.find``."""
@@ -54,6 +56,7 @@ class Search:
         if recovery is None:
             _log.info("nothing newer in memory than %s", _named(durable, durable_step))
             return None
+        self.seen = recovery.step
         tried = attempt(
             runtime,
             _USABLE,
@@ -111,6 +114,7 @@ class Search:
             rng=stored["rng"] if same else None,
             logged=stored.get("logged") if same else None,
             tuned=stored.get("tuned", {}),
+            hook=stored.get("hook"),
             place=recovery.place,
         )
 

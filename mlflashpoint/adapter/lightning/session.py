@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from mlflashpoint.adapter.lightning import fits, logged, loops, rng, tuners
+from mlflashpoint.adapter.lightning import fits, last_step, logged, loops, rng, tuners
 from mlflashpoint.adapter.lightning.cadence import Cadence
 from mlflashpoint.adapter.lightning.durable import durable_save_due
 from mlflashpoint.adapter.lightning.found import FromMemory
 from mlflashpoint.adapter.lightning.kinds import StateKind
+from mlflashpoint.adapter.lightning.need import Need
 from mlflashpoint.adapter.lightning.places import lies_in, misplaced
 from mlflashpoint.adapter.lightning.search import Search
+from mlflashpoint.adapter.lightning.side_files import SideFiles
 from mlflashpoint.core.ids import CheckpointContainerId
 from mlflashpoint.errors import FlashpointError, StoreInUseError
 
@@ -21,19 +23,6 @@ if TYPE_CHECKING:
     from mlflashpoint.core.runtime import Runtime, SaveResult
 
 _log = logging.getLogger(__name__)
-
-
-class SideFiles(Protocol):
-    """Files beside the versions, on every node; none of these raises anything."""
-
-    def begin(self, resumed: int | None) -> None:
-        """Training begins, or goes on from the version of step ``resumed``."""
-
-    def add(self, step: int) -> None:
-        """A version of ``step`` has this rank's part."""
-
-    def remove(self) -> None:
-        """All versions are gone."""
 
 
 class FitSession:
@@ -75,6 +64,7 @@ class FitSession:
         self._open_store = open_store
         self._runtime: Runtime | None = None
         self._durable_step = -1
+        self._need = Need()
         #: what ``find`` found, kept until training goes on
         self.found: FromMemory | None = None
         #: whether what this fit goes on from has been chosen; what the recipe restores later is its own affair
@@ -83,6 +73,7 @@ class FitSession:
         self.side_files: SideFiles | None = None
         self._resumed: FromMemory | None = None
         self._in_resumed_epoch = False
+        self._at_last_step = False
         self._skipped_for: int | None = None
         self._told: set[str] = set()
         self.closed = False
@@ -117,6 +108,7 @@ class FitSession:
             return None
         search = Search(runtime, self.kind, self.path_of, strict=self.strict, told=self._told)
         self.found = search.newest(trainer, durable_step, durable)
+        self._need.found(search.seen, durable_step)
         return self.found
 
     @contextlib.contextmanager
@@ -130,6 +122,7 @@ class FitSession:
         """The Trainer has loaded ``found``."""
         self._resumed = found
         tuners.leave_out(trainer, found.tuned)
+        last_step.watch(trainer, lambda: self._is_last_step(trainer), lambda: self._need.finished())
 
     def reopen(self, trainer: Any) -> None:
         """The Trainer of a recipe's own session fits, perhaps not for the first time."""
@@ -153,10 +146,27 @@ class FitSession:
         self._told.add(str(error))
         _log.error("%s. It counts for no durable save", error)
 
+    def _is_last_step(self, trainer: Any) -> bool:
+        """Whether this fit goes on from the last step of its training, and is to end it; one answer for all ranks."""
+        resumed = self._resumed
+        if self.closed or resumed is None or not last_step.is_reached(trainer):
+            return False
+        try:
+            # Where a durable checkpoint has the step too, its end may have begun.
+            can = self._need.held is not None and last_step.can_be_ended(trainer, resumed)
+        except Exception as error:  # a release, or a recipe, that keeps its plans another way
+            _log.debug("whether the training can be ended can't be told: %s", error)
+            can = False
+        self._at_last_step = self.runtime.agree("lightning/last-step", can)
+        if self._at_last_step:
+            _log.info("step %d is the last of the training: what comes behind it is done now", resumed.step)
+        return self._at_last_step
+
     # -- saving --------------------------------------------------------------------------------------------------
 
     def started(self, trainer: Any) -> None:
         """The first batch is next: what earlier starts saved above the step that training goes on from is given up."""
+        self._need.began(trainer.global_step)
         if self.cadence is not None:
             self.cadence.start(trainer.global_step)
         if not self.closed:
@@ -167,7 +177,8 @@ class FitSession:
         if resumed is not None:
             if resumed.logged is not None:
                 logged.restore(trainer, resumed.logged)
-            loops.go_on(trainer, whole=resumed.logged is not None and resumed.logged["whole"])
+            whole = resumed.logged is not None and resumed.logged["whole"]
+            loops.go_on(trainer, whole=whole, last=self._at_last_step)
             # Last: a loader may have drawn from the generators.
             if resumed.rng is not None:
                 rng.restore(resumed.rng)
@@ -182,6 +193,7 @@ class FitSession:
         if weights_only or lies_in(path, self.base):
             return
         self._durable_step = step = trainer.global_step
+        self._need.saved(step)
         if self._skipped_for == step:
             self._skipped_for = None
 
@@ -199,6 +211,7 @@ class FitSession:
     def batch_ended(self, trainer: Any) -> None:
         """Save if the cadence says so; ModelCheckpoint has had its turn at this batch."""
         step = trainer.global_step
+        self._need.trained(step)
         if self.closed or self.cadence is None or not self.cadence.due(step) or trainer.fast_dev_run:
             return
         if self._skipped_for is not None:
@@ -237,7 +250,13 @@ class FitSession:
     def store(self, trainer: Any, step: int, state: Mapping[str, Any], attributes: Mapping[str, Any]) -> SaveResult:
         """Stage ``state`` as this rank's shard of ``step``."""
         result = self.runtime.save(
-            {"state": state, "rng": rng.capture(), "logged": logged.capture(trainer), "tuned": tuners.found(trainer)},
+            {
+                "state": state,
+                "rng": rng.capture(),
+                "logged": logged.capture(trainer),
+                "tuned": tuners.found(trainer),
+                "hook": trainer.lightning_module._current_fx_name,
+            },
             step=step,
             topology=self.kind.topology(trainer),
             attributes=attributes,
@@ -259,9 +278,11 @@ class FitSession:
             runtime.close()
 
     def finish(self, *, success: bool) -> None:
-        """The fit is over: if it ended well on all ranks the versions go, unless they are to be kept."""
+        """The fit is over: if it ended well on all ranks the versions go, unless they are to be kept, or needed."""
         # A session of the recipe's own lives as long as its Trainer.
         self.found = self._resumed = None
+        self._at_last_step = False
+        need, self._need = self._need, Need()
         if self.closed:
             return
         self.closed = True
@@ -269,7 +290,15 @@ class FitSession:
         if runtime is None:
             return
         try:
-            if runtime.agree("lightning/ended-well", success) and not self.keep_on_success:
+            left = success and not self.keep_on_success and need.is_left()
+            if left and runtime.rank == 0:
+                _log.warning(
+                    "the memory versions are kept: this fit has trained no step, and no durable checkpoint has the "
+                    "state of step %d that they hold. Let it train on, or save the Trainer's state behind fit and free "
+                    "the memory with `mlflashpoint clean`",
+                    need.held,
+                )
+            if runtime.agree("lightning/ended-well", success and not left) and not self.keep_on_success:
                 # The rank that hosts the job's store must not leave before the others have heard of the above.
                 runtime.agree("lightning/heard", True)
                 runtime.discard()

@@ -57,6 +57,7 @@ class Watcher(L.Callback):
         self.events: list[str] = []
         self.epochs: list[int] = []
         self.scores: list[list] = []
+        self.ended: list[list] = []
         self.started_at = -1
 
     def state_dict(self) -> dict:
@@ -122,9 +123,30 @@ class Watcher(L.Callback):
     def on_validation_end(self, trainer, module) -> None:
         self.scores.append([trainer.global_step, trainer.callback_metrics["score"].item()])
 
+    def die_behind(self, trainer, hook: str) -> None:
+        """The kill that comes when the last step is trained and saved to memory."""
+        self.ended.append([hook, trainer.global_step, trainer.current_epoch])
+        if self.args.kill_behind == hook and trainer.global_step == self.args.steps:
+            time.sleep(self.args.settle_s)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_train_end(self, trainer, module) -> None:
+        self.die_behind(trainer, "train")
+
     def on_train_epoch_end(self, trainer, module) -> None:
+        self.die_behind(trainer, "epoch")
         if "mean" in trainer.callback_metrics:
             self.scores.append([trainer.global_step, trainer.callback_metrics["mean"].item()])
+
+
+class Final(L.Callback):
+    """Makes the recipe's last durable checkpoint, as NeMo's ModelCheckpoint and Lightning's from 2.6 on do."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_end(self, trainer, module) -> None:
+        trainer.save_checkpoint(self.folder / "final.ckpt")
 
 
 def parse(argv: list[str]):
@@ -151,6 +173,8 @@ def parse(argv: list[str]):
     parser.add_argument("--kill-rank", type=int, default=0, help="-1: every rank")
     parser.add_argument("--kill", choices=("KILL", "TERM", "INT", "RAISE", "EXIT", "TIME"), default="KILL")
     parser.add_argument("--kill-validation", type=int, help="step at whose validation the process is killed")
+    parser.add_argument("--kill-behind", choices=("epoch", "train"), help="the end at which the process is killed")
+    parser.add_argument("--final", action="store_true", help="the recipe saves when the training has ended")
     parser.add_argument("--settle-s", type=float, default=0.5)
     parser.add_argument("--stall-at", type=int, help="step at whose end a rank stands still")
     parser.add_argument("--stall-rank", type=int, default=0)
@@ -202,6 +226,8 @@ def trainer_for(args, watcher, io, folder: Path):
     if args.batch_size_find:
         os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
         callbacks.append(BatchSizeFinder(init_val=2, max_trials=3))
+    if args.final:
+        callbacks.append(Final(folder))
     if args.best:
         callbacks.append(ModelCheckpoint(folder / "best", monitor="score", save_top_k=1))
     ranks = int(os.environ.get("RECIPE_DEVICES", os.environ.get("WORLD_SIZE", 1)))
@@ -298,6 +324,8 @@ def describe(trainer, model, watcher, inner) -> dict:
         "events": watcher.events,
         "epochs": watcher.epochs,
         "scores": watcher.scores,
+        "ended": watcher.ended,
+        "files": durable_files(Path(trainer.default_root_dir)),
         "best": [float(score) for score in scores if score is not None],
         "batch_size": getattr(model, "batch_size", None),
         "rate": model.rate,
@@ -307,6 +335,16 @@ def describe(trainer, model, watcher, inner) -> dict:
         "callbacks": [type(callback).__name__ for callback in trainer.callbacks],
         "ours": sorted(name for name in sys.modules if name.startswith("mlflashpoint")),
     }
+
+
+def durable_files(folder: Path) -> dict[str, list]:
+    """Step and weights of each of the recipe's own checkpoints."""
+    found = {}
+    for path in sorted(path for path in folder.rglob("*.ckpt") if path.is_file()):
+        content = torch.load(path, map_location="cpu", weights_only=False)
+        weights = digest(content["state_dict"].values())
+        found[str(path.relative_to(folder))] = [content["global_step"], content["epoch"], weights]
+    return found
 
 
 def fit_within(args) -> None:

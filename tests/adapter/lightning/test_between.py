@@ -77,3 +77,15 @@ def test_an_error_keeps_the_memory_versions(new_job):
     job = new_job("failed")
     assert job.run(*STEPS, "--kill-at", "8", "--kill", "RAISE").statuses == [1]
     assert len(job.versions()) == 2
+
+
+def test_what_a_kill_behind_the_last_step_has_left_out_is_done(new_job):
+    argv = ("--steps", "24", "--validate-every", "12", "--schedule", "score by steps", "--final")
+    straight = new_job("straight").run(*argv, save_every_n_steps=None).results[0]
+    job = new_job("killed")
+    assert job.run(*argv, "--kill-validation", "24", save_every_n_steps=4).statuses == [-9]
+    again = job.run(*argv, save_every_n_steps=4)
+    assert again.statuses == [0] and again.results[0]["started_at"] == 24, again.log
+    found = again.results[0]
+    assert exact(found) == exact(straight) and found["files"] == straight["files"]
+    assert found["scores"] == [one for one in straight["scores"] if one[0] == 24]

@@ -296,3 +296,12 @@ def test_an_unknown_version_is_a_visible_skip_in_the_doctor(tmp_path: Path) -> N
         for patch in row["patches"]:
             assert (patch["version"], patch["will_apply"]) == (version, applies)
             assert applies or "outside the tested range >=0.19,<0.20" in patch["reason"]
+
+
+def test_a_job_that_died_behind_its_last_step_makes_its_last_durable_checkpoint(job: Job) -> None:
+    durable = ("--save", job.durable, "--load", job.durable, "--save-interval", 4)
+    job.start(*durable, stop_after=6)
+    assert not (job.durable / "iter_0000006").exists()
+    again = job.start(*durable)
+    assert again.began == {6}
+    assert (job.durable / "latest_checkpointed_iteration.txt").read_text() == "6"

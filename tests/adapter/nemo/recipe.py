@@ -159,6 +159,11 @@ class Watcher(pl.Callback):
                 raise RuntimeError("the recipe failed")
             os.kill(os.getpid(), {"KILL": signal.SIGKILL, "TERM": signal.SIGTERM}[self.args.kill])
 
+    def on_train_end(self, trainer, module) -> None:
+        if self.args.kill_end:
+            time.sleep(self.args.settle_s)
+            os.kill(os.getpid(), signal.SIGKILL)
+
     def on_train_batch_end(self, trainer, module, *rest) -> None:
         self.consumed.append(trainer.datamodule.state_dict()["consumed_samples"])
 
@@ -181,6 +186,7 @@ def parse(argv: list[str]):
     parser.add_argument("--kill-at", type=int)
     parser.add_argument("--kill-rank", type=int, default=0, help="-1: every rank")
     parser.add_argument("--kill", choices=("KILL", "TERM", "RAISE"), default="KILL")
+    parser.add_argument("--kill-end", action="store_true", help="when the training has ended, before its last save")
     parser.add_argument("--settle-s", type=float, default=0.5)
     parser.add_argument("--library", help="base container: use the library form")
     parser.add_argument("--library-sync", action="store_true", help="finish a memory save before training goes on")
@@ -312,6 +318,7 @@ def describe(trainer, model, watcher) -> dict:
         "optimizer": digest(states),
         "states": len(states),
         "consumed": watcher.consumed,
+        "files": sorted(path.name for path in Path(watcher.args.dir, "run", "checkpoints").glob("*")),
         "ckpt_path": None if trainer.ckpt_path is None else str(trainer.ckpt_path),
         "io": type(trainer.strategy.checkpoint_io).__name__,
         "ours": sorted(name for name in sys.modules if name.startswith("mlflashpoint")),

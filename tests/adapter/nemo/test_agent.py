@@ -101,6 +101,18 @@ def test_durable_saves_and_auto_resume_work_as_ever_and_the_newer_of_the_two_win
     assert names[-2:] == ["step=7", "step=7-last"] and names[:-2] in ([], ["step=3"])
 
 
+def test_the_last_durable_checkpoint_is_made_by_a_job_that_goes_on_from_the_last_step(job, straight):
+    argv = ("--durable-every", "4", "--resume", "--distributed-optimizer")
+    killed = job.run(*argv, "--kill-end", ranks=2)
+    assert -9 in killed.statuses and [steps(log) for log in killed.logs] == [[2, 6]] * 2, killed.log
+    again = job.run(*argv, ranks=2)
+    assert again.statuses == [0, 0] and again.results[0]["started_at"] == 6, again.log
+    expected = straight(*argv, ranks=2)
+    assert exact(again.results) == exact(expected)
+    assert again.results[0]["files"] == expected[0]["files"] and "step=5-last" in expected[0]["files"]
+    assert job.versions() == []
+
+
 def test_durable_checkpoints_without_an_optimizer_are_no_reason_to_skip_a_memory_save_which_has_it(job, straight):
     argv = ("--no-save-optimizer", "--durable-every", "4")
     killed = job.run(*argv, "--kill-at", "5")
