@@ -69,7 +69,7 @@ def around_save(call: Call, instance: Any, args: Arguments, kwargs: Mapping[str,
 
 
 def around_decide(call: Call, instance: Any, args: Arguments, kwargs: Mapping[str, Any]) -> Any:
-    """Save to memory where the loop would not because it has nowhere to save durably."""
+    """Save to memory where the loop would not because it has nowhere to save durably; leave a durable checkpoint."""
     from mlflashpoint.adapter.megatron_lm import loop
 
     return loop.decide(call, args, kwargs)

@@ -65,6 +65,7 @@ def prepare(config: Any) -> None:
     this.active = True
     config.to_yaml = RecipeYaml(config, {name: getattr(checkpoint, name) for name in _CHANGED})
     checkpoint.non_persistent_ckpt_type = "local"
+    this.own_interval = bool(checkpoint.non_persistent_save_interval)
     checkpoint.non_persistent_save_interval = interval
     if checkpoint.non_persistent_local_ckpt_dir is None:
         checkpoint.non_persistent_local_ckpt_dir = str(store.base_container)

@@ -21,15 +21,17 @@ class Job:
         mode: setting ``bridge_mode``.
         durable_every: setting ``bridge_durable_every_n_saves``.
         active: local checkpoints of this job go to the memory store.
+        own_interval: the recipe has said how often to make them.
         manager: the local manager in Bridge's checkpointing context, once it was made.
         deciding: Bridge is at its regular save of this step; others, before a rerun for example, are not replaced.
-        only_in_memory: step whose durable save was replaced by one to memory, -1 if there was none.
+        only_in_memory: step whose save to memory, of ours, Bridge takes for its last; -1 if there was none.
     """
 
     config: Any
     mode: str
     durable_every: int
     active: bool = False
+    own_interval: bool = False
     manager: MLFlashpointLocalCheckpointManager | None = None
     deciding: bool = False
     only_in_memory: int = -1

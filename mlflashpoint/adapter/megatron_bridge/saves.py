@@ -7,6 +7,8 @@ all the same when
 
 - its memory save failed on any rank, or a rank did not say in time that it succeeded;
 - training ends at it, for whatever reason, so that what a finished job leaves behind is what it leaves without us.
+
+The last holds in every mode for memory saves at an interval of ours: Bridge leaves with no other save than that.
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ def save(original: Original, args: tuple[Any, ...], kwargs: Arguments) -> Any:
     this, manager = job.current_for(state.cfg), local_manager_of(given["checkpoint_manager"])
     step = int(state.train_state.step)
     if given.get("non_persistent_ckpt"):
+        if this is not None and this.deciding and not this.own_interval:
+            this.only_in_memory = step
         return _timed("non_persistent", step, original)
     if this is None or manager is None or not _goes_to_memory(this, manager, state.cfg, step):
         return _timed("durable", step, original)

@@ -37,11 +37,18 @@ class Job:
         args: Megatron-LM's arguments, changed in place.
         said: the recipe's own values of those that were changed.
         manager: in the place of NVRx's local manager.
+        only_in_memory: step whose save to memory, of ours, the loop takes for its last; -1 if there was none.
     """
 
     args: Any
     said: Mapping[str, Any] = field(default_factory=dict)
     manager: LocalManager | None = None
+    only_in_memory: int = -1
+
+    @property
+    def own_interval(self) -> bool:
+        """Whether the recipe has said how often to save to memory."""
+        return bool(self.said.get("non_persistent_save_interval"))
 
 
 _current: Job | None = None

@@ -104,7 +104,11 @@ def save(original: Original, args: tuple[Any, ...], kwargs: Arguments) -> Any:
     """Around ``save_checkpoint_and_time``."""
     given = _named(_SAVE, args, kwargs)
     kind = "non_persistent" if given.get("non_persistent_ckpt") else "durable"
-    return timed(log, kind, int(given["iteration"]), original)
+    step = int(given["iteration"])
+    this = _job_of(given.get("checkpointing_context"))
+    if kind == "non_persistent" and this is not None and this.args.save and not this.own_interval:
+        this.only_in_memory = step
+    return timed(log, kind, step, original)
 
 
 def write(original: Original, args: tuple[Any, ...], kwargs: Arguments) -> Any:
@@ -121,19 +125,30 @@ def write(original: Original, args: tuple[Any, ...], kwargs: Arguments) -> Any:
 
 
 def decide(original: Original, args: tuple[Any, ...], kwargs: Arguments) -> Any:
-    """Around ``checkpoint_and_decide_exit``: the memory saves of a job that saves nowhere."""
+    """Around ``checkpoint_and_decide_exit``: the memory saves of a job that saves nowhere, and the last durable one."""
     given = _named(_DECIDE, args, kwargs)
     this = _job_of(given["checkpointing_context"])
     step = int(given["iteration"])
-    if this is not None and this.manager is not None and job.due(this.args, step):
-        function: Callable[..., Any] = importlib.import_module("megatron.training.training").save_checkpoint_and_time
-        try:
-            function(**{name: given[name] for name in _DECIDE}, non_persistent_ckpt=True)
-        except Exception as error:
-            # a part of the job's own training: what it raises is the job's
-            original.error = error
-            raise
-    return original()
+    if this is None or this.manager is None:
+        return original()
+    if job.due(this.args, step):
+        _save_again(original, given, True)
+    leaves = original()
+    if leaves and this.only_in_memory == step:
+        # The loop takes its memory save for the last one, which the next start may not have.
+        _save_again(original, given, False)
+    return leaves
+
+
+def _save_again(original: Original, given: Arguments, non_persistent: bool) -> None:
+    """The loop's own timed save, for a save that it has not been asked for."""
+    function: Callable[..., Any] = importlib.import_module("megatron.training.training").save_checkpoint_and_time
+    try:
+        function(**{name: given[name] for name in _DECIDE}, non_persistent_ckpt=non_persistent)
+    except Exception as error:
+        # a part of the job's own training: what it raises is the job's
+        original.error = error
+        raise
 
 
 def _job_of(context: Any) -> job.Job | None:

@@ -102,3 +102,23 @@ def test_replace_leaves_a_durable_checkpoint_of_the_step_at_which_training_ends(
     assert tracked(memory.durable) == 2
     fleets("on").run({**options, "steps": 4}, environ)
     assert tracked(memory.durable) == 4
+
+
+def test_a_training_that_leaves_at_a_memory_save_of_ours_leaves_a_durable_checkpoint_of_it(
+    fleets: Fleets, memory: Memory, options: dict
+) -> None:
+    """Bridge takes the memory save for its last one. A job whose time is over may go on elsewhere, without memory."""
+    rare = {**options, "checkpoint": {"save_interval": 5}, "steps": 6, "train": {"exit_interval": 4}}
+    run = fleets("on").run(rare, memory.environ(every=2))
+    assert observed(run) == [("non_persistent", 2), ("non_persistent", 4), ("durable", 4)]
+    assert tracked(memory.durable) == 4
+
+
+def test_a_recipe_with_an_interval_of_its_own_leaves_what_it_leaves_without_us(
+    fleets: Fleets, memory: Memory, options: dict
+) -> None:
+    own = {"save_interval": 5, "non_persistent_save_interval": 2, "non_persistent_ckpt_type": "local"}
+    run = fleets("on").run(
+        {**options, "checkpoint": own, "steps": 6, "train": {"exit_interval": 4}}, memory.environ(every=None)
+    )
+    assert observed(run) == [("non_persistent", 2), ("non_persistent", 4)]

@@ -305,3 +305,9 @@ def test_a_job_that_died_behind_its_last_step_makes_its_last_durable_checkpoint(
     again = job.start(*durable)
     assert again.began == {6}
     assert (job.durable / "latest_checkpointed_iteration.txt").read_text() == "6"
+
+
+def test_a_training_that_leaves_at_a_memory_save_of_ours_leaves_a_durable_checkpoint_of_it(job: Job) -> None:
+    """The loop takes the memory save for its last one. A job whose time is over may go on elsewhere, without memory."""
+    job.start("--save", job.durable, "--save-interval", 5, "--exit-interval", 4)
+    assert (job.durable / "latest_checkpointed_iteration.txt").read_text() == "4"
