@@ -338,13 +338,17 @@ def describe(trainer, model, watcher, inner) -> dict:
 
 
 def durable_files(folder: Path) -> dict[str, list]:
-    """Step and weights of each of the recipe's own checkpoints."""
-    found = {}
-    for path in sorted(path for path in folder.rglob("*.ckpt") if path.is_file()):
+    """Step, epoch and weights of each of the recipe's own checkpoints; of a damaged one, what it raises."""
+    paths = sorted(path for path in folder.rglob("*.ckpt") if path.is_file())
+    return {str(path.relative_to(folder)): durable_file(path) for path in paths}
+
+
+def durable_file(path: Path) -> list:
+    try:
         content = torch.load(path, map_location="cpu", weights_only=False)
-        weights = digest(content["state_dict"].values())
-        found[str(path.relative_to(folder))] = [content["global_step"], content["epoch"], weights]
-    return found
+        return [content["global_step"], content["epoch"], digest(content["state_dict"].values())]
+    except Exception as error:
+        return [type(error).__name__]
 
 
 def fit_within(args) -> None:
