@@ -238,7 +238,7 @@ def missed(found: dict[str, Any]) -> list[str]:
                 "open what the agent adds; run it again with more blocks and nothing beside it"
             )
         elif least > noise:
-            than = "none" if against == "none" else "an empty callback"
+            than = "no agent" if against == "none" else "an empty callback"
             texts.append(f"{state}: at least {least:+g} us per step more than {than}, where noise is {noise:g} us")
     return texts
 

@@ -11,7 +11,20 @@ from benchmarks.lightning import _turned, interval, missed
 KEPT = {
     "blocking": {"llm": {"ratio": 20.0}},
     "hooks": {"ours_us": 12.0, "empty_us": 11.0, "part": 1.09},
-    "overhead": {"width 64": {"agent": [40.0, 25.0, 55.0], "control": [5.0, -30.0, 40.0]}},
+    "overhead": {
+        "width 64": {
+            "step_us": 600.0,
+            "agent - none": [60.0, 45.0, 75.0],
+            "agent - empty": [40.0, 25.0, 55.0],
+            "control - none": [5.0, -30.0, 40.0],
+        },
+        "width 1024": {
+            "step_us": 3000.0,
+            "agent - none": [40.0, 25.0, 55.0],
+            "agent - empty": [60.0, 45.0, 75.0],
+            "control - none": [5.0, -30.0, 40.0],
+        },
+    },
 }
 
 
@@ -25,12 +38,17 @@ def test_what_is_less_than_half_the_width_of_the_control_is_no_overhead():
         (("blocking", "llm", "ratio"), 4.9, "only 4.9 times as long, promised 5"),
         (("hooks", "part"), 1.51, "hooks: 1.51 times an empty callback's time, promised 1.5"),
         (
-            ("overhead", "width 64", "agent"),
+            ("overhead", "width 64", "agent - empty"),
             [50.0, 36.0, 64.0],
-            "at least +36 us per step, where noise is 35 us",
+            "at least +36 us per step more than an empty callback, where noise is 35 us",
         ),
         (
-            ("overhead", "width 64", "control"),
+            ("overhead", "width 1024", "agent - none"),
+            [50.0, 36.0, 64.0],
+            "at least +36 us per step more than no agent, where noise is 35 us",
+        ),
+        (
+            ("overhead", "width 64", "control - none"),
             [-80.0, -118.0, -42.0],
             "differ by -118 to -42 us per step, which leaves open what the agent adds",
         ),
