@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import copy
 import logging
-from typing import Any, Protocol
+from typing import Any
 
 from mlflashpoint.adapter.megatron_bridge import job
 from mlflashpoint.adapter.megatron_bridge.local_manager import MLFlashpointLocalCheckpointManager
+from mlflashpoint.adapter.original import Original
 
 log = logging.getLogger("mlflashpoint.adapter.megatron_bridge")
-
-
-class Original(Protocol):
-    """The one call of a patched function: with the caller's arguments, or with others."""
-
-    error: BaseException | None
-
-    def __call__(self) -> Any: ...
-
-    def using(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
 def initialise(original: Original, checkpoint_config: Any) -> dict[str, Any]:

@@ -15,17 +15,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 import logging
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import torch.distributed as dist
-
 from mlflashpoint.adapter.megatron_bridge import cadence, job
-from mlflashpoint.adapter.megatron_bridge.context import Original
 from mlflashpoint.adapter.megatron_bridge.local_manager import MLFlashpointLocalCheckpointManager, local_manager_of
+from mlflashpoint.adapter.observe import timed
+from mlflashpoint.adapter.original import Original, as_originals
 
 log = logging.getLogger("mlflashpoint.adapter.megatron_bridge")
 
@@ -48,12 +45,12 @@ def save(original: Original, args: tuple[Any, ...], kwargs: Arguments) -> Any:
     if given.get("non_persistent_ckpt"):
         if this is not None and this.deciding and not this.own_interval:
             this.only_in_memory = step
-        return _timed("non_persistent", step, original)
+        return timed(log, "non_persistent", step, original)
     if this is None or manager is None or not _goes_to_memory(this, manager, state.cfg, step):
-        return _timed("durable", step, original)
+        return timed(log, "durable", step, original)
     with manager.waiting():
         changed = {**given, "non_persistent_ckpt": True}
-        result = _timed("non_persistent", step, lambda: original.using(**changed))
+        result = timed(log, "non_persistent", step, lambda: original.using(**changed))
         done = manager.last_save
     ok = done is not None and done.ok and done.step == step
     assert manager.runtime is not None
@@ -62,7 +59,7 @@ def save(original: Original, args: tuple[Any, ...], kwargs: Arguments) -> Any:
         log.info("step %d is in memory only; every %d. durable save stays durable", step, this.durable_every)
         return result
     log.warning("the memory save of step %d failed on a rank: it is saved durably, by all", step)
-    return _timed("durable", step, lambda: _as_originals(original, lambda: _save_again(given, False)))
+    return timed(log, "durable", step, lambda: as_originals(original, lambda: _save_again(given, False)))
 
 
 def decide(original: Original, args: tuple[Any, ...], kwargs: Arguments) -> Any:
@@ -74,14 +71,14 @@ def decide(original: Original, args: tuple[Any, ...], kwargs: Arguments) -> Any:
     if this is None or not this.active:
         return original()
     if cadence.due(state.cfg, step) and local_manager_of(given["checkpoint_manager"]) is not None:
-        _as_originals(original, lambda: _save_again(given, True))
+        as_originals(original, lambda: _save_again(given, True))
     this.deciding = True
     try:
         leaves = original()
     finally:
         this.deciding = False
     if leaves and this.only_in_memory == step:
-        _as_originals(original, lambda: _save_again(given, False))
+        as_originals(original, lambda: _save_again(given, False))
     return leaves
 
 
@@ -112,28 +109,6 @@ def _save_again(given: Arguments, non_persistent: bool) -> None:
     known = inspect.signature(function).parameters
     values = {**given, "non_persistent_ckpt": non_persistent}
     function(**{name: value for name, value in values.items() if name in known})
-
-
-def _as_originals(original: Original, work: Callable[[], Any]) -> Any:
-    """Run ``work``, a part of the job's own training: what it raises is the job's, and not a fault of ours."""
-    try:
-        return work()
-    except Exception as error:
-        original.error = error
-        raise
-
-
-def _timed(kind: str, step: int, work: Callable[[], Any]) -> Any:
-    started = time.perf_counter()
-    result = work()
-    fields = {
-        "blocking_ms": round((time.perf_counter() - started) * 1e3, 3),
-        "kind": kind,
-        "rank": dist.get_rank() if dist.is_initialized() else 0,
-        "step": step,
-    }
-    log.info("mlflashpoint observe %s", json.dumps(fields))
-    return result
 
 
 def _named(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Arguments) -> dict[str, Any]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from mlflashpoint.adapter.megatron_lm import arguments, job
 from mlflashpoint.adapter.megatron_lm.layout import topology_of
 from mlflashpoint.adapter.megatron_local.fields import fields_set
 from mlflashpoint.adapter.observe import timed
+from mlflashpoint.adapter.original import Original, as_originals
 
 log = logging.getLogger("mlflashpoint.adapter.megatron")
 
@@ -36,14 +37,6 @@ _DECIDE = (
 )
 
 Arguments = Mapping[str, Any]
-
-
-class Original(Protocol):
-    """The one call of a patched function."""
-
-    error: BaseException | None
-
-    def __call__(self) -> Any: ...
 
 
 def pretrain(original: Original, config: Any) -> Any:
@@ -143,12 +136,8 @@ def decide(original: Original, args: tuple[Any, ...], kwargs: Arguments) -> Any:
 def _save_again(original: Original, given: Arguments, non_persistent: bool) -> None:
     """The loop's own timed save, for a save that it has not been asked for."""
     function: Callable[..., Any] = importlib.import_module("megatron.training.training").save_checkpoint_and_time
-    try:
-        function(**{name: given[name] for name in _DECIDE}, non_persistent_ckpt=non_persistent)
-    except Exception as error:
-        # a part of the job's own training: what it raises is the job's
-        original.error = error
-        raise
+    values = {name: given[name] for name in _DECIDE}
+    as_originals(original, lambda: function(**values, non_persistent_ckpt=non_persistent))
 
 
 def _job_of(context: Any) -> job.Job | None:

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from torch.distributed.checkpoint import state_dict_saver
 
+from mlflashpoint.adapter import original as original_of
 from mlflashpoint.adapter.observe import timed
 from mlflashpoint.adapter.pytorch.script import marker
 from mlflashpoint.adapter.pytorch.script.calls import Request, elsewhere, request, trouble
@@ -44,14 +45,8 @@ _SEEN_S = 3.0
 BROKEN = "the process group of memory saves is broken"
 
 
-class Original(Protocol):
-    """The one call of a patched function: with the caller's arguments, with others, or not at all."""
-
-    error: BaseException | None
-
-    def __call__(self) -> Any: ...
-
-    def using(self, *args: Any, **kwargs: Any) -> Any: ...
+class Original(original_of.Original, Protocol):
+    """The same, which may also be left out."""
 
     def skip(self) -> None: ...
 
