@@ -78,6 +78,7 @@ class Peer:
         self.process.start()
         theirs.close()
         self._answers: queue.Queue = queue.Queue()
+        self._awaited = 0
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self):
@@ -88,11 +89,19 @@ class Peer:
             self._answers.put({"error": "Gone", "text": "the process ended"})
 
     def start(self, do: str, **arguments):
+        self._awaited += 1
         self._pipe.send((do, arguments))
         return self
 
     def answer(self, timeout_s: float = ANSWER_S):
-        return self._answers.get(timeout=timeout_s)
+        answer = self._answers.get(timeout=timeout_s)
+        self._awaited -= 1
+        return answer
+
+    @property
+    def idle(self) -> bool:
+        """Whether it lives, and has answered all that it was asked."""
+        return self.process.is_alive() and not self._awaited
 
     def ask(self, do: str, **arguments):
         return self.start(do, **arguments).answer()
@@ -152,9 +161,11 @@ class _Rank:
         return {"error": "none came"}
 
     def send(self, peer, seed, sizes, timeout_s=20.0, signal_self=None):
+        signals = [signal_self] if signal_self else []
+
         def progress(_):
-            if signal_self:
-                os.kill(os.getpid(), signal_self)
+            if signals:
+                os.kill(os.getpid(), signals.pop())
 
         buffers = [memoryview(pattern(seed + i, size)) for i, size in enumerate(sizes)]
         self.transport.send(peer, b"from a process", buffers, timeout_s=timeout_s, progress=progress)

@@ -3,8 +3,8 @@
 import contextlib
 import os
 import socket
-import threading
 import time
+from datetime import timedelta
 
 from mlflashpoint.adapter.megatron import readiness
 from mlflashpoint.adapter.megatron.readiness import all_ready
@@ -82,17 +82,37 @@ def sockets():
     return found
 
 
+def cut():
+    """Break what this rank asks the others by."""
+    for number in sockets() - _others:
+        with socket.socket(fileno=os.dup(number)) as one:
+            one.shutdown(socket.SHUT_RDWR)
+
+
+def cuts_once_it_waits(me, where):
+    """From now on the connection breaks when this rank first looks for an outcome, which rank 0 is told."""
+    original = Channel.read
+
+    def reading(self, key):
+        if key == "outcome":
+            Channel.read = original
+            cut()
+            me.store.set(f"cut {where}", "")
+        return original(self, key)
+
+    Channel.read = reading
+
+
 def breaks(me, where, waiting):
     """Rank 1's connection to the store breaks, before a question or while it waits for the outcome."""
-
-    def cut():
-        for number in sockets() - _others:
-            with socket.socket(fileno=os.dup(number)) as one:
-                one.shutdown(socket.SHUT_RDWR)
-
     if me.rank == 1:
-        threading.Timer(0.2 if waiting else 0, cut).start()
-    time.sleep(0.6 if (me.rank == 0) == waiting else 0.2)
+        if waiting:
+            cuts_once_it_waits(me, where)
+        else:
+            cut()
+            time.sleep(0.4)
+    elif waiting:
+        me.store.wait([f"cut {where}"], timedelta(seconds=20))
     return [asked(where)[0], council.agreed(True)]
 
 
