@@ -90,6 +90,11 @@ def test_a_step_that_is_saved_again_after_all_ranks_went_back_holds_the_new_stat
         assert (result["refused"]["kind"], result["kept"]) == (None, [770.0 + rank, 77])
 
 
+def test_a_step_is_saved_again_after_each_rank_loaded_the_part_that_it_had_saved(saved):
+    for result in saved("a_step_again_after_each_rank_loaded_the_part_that_it_saved"):
+        assert (result["refused"]["kind"], result["kept"]) == (None, [770.0, 77])
+
+
 def test_a_step_that_is_saved_again_without_going_back_is_not_stored_again(saved):
     for rank, result in enumerate(saved("a_step_again_without_a_load")):
         assert (result["refused"]["kind"], result["kept"]) == (None, [100.0 + rank, 10])
@@ -106,6 +111,12 @@ def test_a_step_that_is_saved_again_where_the_ranks_may_not_all_go_back_is_refus
     results = saved(scenario)
     refused(results, "StepError", text, "resumed(step)", "save under another step")
     assert [result["kept"] for result in results] == [[100.0, 10], [101.0, 10]]
+
+
+def test_a_step_that_is_saved_again_after_each_rank_loaded_another_part_than_it_had_saved_is_refused_on_all(saved):
+    results = saved("a_step_again_after_each_rank_loaded_a_part")
+    refused(results, "StepError", "rank 0: parts of older versions", "resumed(step)")
+    assert [result["kept"] for result in results] == [[100.0, 10]] * 2
 
 
 def test_an_id_that_is_no_version_on_one_rank_is_refused_on_all(saved):

@@ -33,7 +33,10 @@ def main(what, base, durable):
     from launch import report
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
-    from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
+    from megatron.core.dist_checkpointing.strategies.fully_parallel import (
+        FullyParallelLoadStrategyWrapper,
+        FullyParallelSaveStrategyWrapper,
+    )
     from megatron.core.dist_checkpointing.strategies.torch import MCoreSavePlanner
     from torch.distributed.checkpoint.utils import _DistWrapper
 
@@ -138,6 +141,48 @@ def main(what, base, durable):
         @scenario
         def a_step_again_after_all_ranks_went_back():
             return saved_again("back", lambda store: back(store, store.version(5)))
+
+        def replicated(step):
+            """What all ranks have alike, of which each writes or reads a part under the wrappers."""
+            data = torch.full((4, 3), float(step * 10))
+            return {
+                **{f"same.{n}": ShardedTensor.from_rank_offsets(f"same.{n}", data, replica_id=rank) for n in range(6)},
+                "iteration": step,
+            }
+
+        def parts_loaded(name, **how):
+            store = opened(name)
+            wrapper = FullyParallelLoadStrategyWrapper(store.load_strategy, dist.group.WORLD)
+
+            def loaded(version):
+                store.load_strategy.make_ready(version)
+                into = replicated(0)
+                del into["iteration"]
+                return store.load(into, version, sharded_strategy=wrapper)
+
+            def save(step, number):
+                if how:
+                    wrapped = FullyParallelSaveStrategyWrapper(store.save_strategy, dist.group.WORLD)
+                    store.save(replicated(number), step, async_save=False, save_strategy=wrapped)
+                else:
+                    store.save(replicated(number), step, async_save=False)
+
+            for step in (5, 10):
+                save(step, step)
+            store.runtime.flush()
+            loaded(store.version(5))
+            dist.barrier()
+            refused = failing(lambda: save(10, 77))
+            found = loaded(store.latest())
+            return {"refused": refused, "kept": [found["same.3"][0].tolist()[0], found["iteration"]]}
+
+        @scenario
+        def a_step_again_after_each_rank_loaded_a_part():
+            return parts_loaded("parts")
+
+        @scenario
+        def a_step_again_after_each_rank_loaded_the_part_that_it_saved():
+            return parts_loaded("own-parts", wrapped=True)
 
         @scenario
         def a_step_again_after_one_rank_alone_loaded():
