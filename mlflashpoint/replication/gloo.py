@@ -49,11 +49,13 @@ class GlooTransport:
         store: the job's store, under a prefix that is the same on all ranks of the group and that nobody else uses.
         identity: who this rank is.
         connections: TCP connections of each link; each has a native thread, which all links share.
-        connect_timeout_s: longest time that the side that was asked spends on building a link.
+        connect_timeout_s: longest time that the side that was asked spends on building a link, and that finding this
+            host's address takes.
         idle_timeout_s: age at which a link that nobody uses is given up; the next call builds another.
 
     Raises:
-        SettingError, ReplicationError: the network interface or the store can't be used; see `make_devices`, `Mailbox`.
+        SettingError, ReplicationError, DeadlineExceededError: the network interface or the store can't be used; see
+            `make_background_devices`, `Mailbox`.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class GlooTransport:
         self._closed = False
         self._outgoing: dict[int, _Outgoing] = {}
         self._serving: dict[int, Link] = {}
-        devices, listens_on = make_background_devices(connections)
+        devices, listens_on = make_background_devices(connections, timeout_s=connect_timeout_s)
         self._rendezvous = Rendezvous(
             store,
             identity,

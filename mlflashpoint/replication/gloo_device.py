@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import re
 import socket
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 from torch.distributed import ProcessGroupGloo
 
 from mlflashpoint.errors import ReplicationError, SettingError
+from mlflashpoint.replication.deadline import Deadline
 
 INTERFACE_SETTING = "GLOO_SOCKET_IFNAME"
 
@@ -23,12 +25,20 @@ _LOWEST = 19
 REMEDY = f"set {INTERFACE_SETTING} to the network interface by which the nodes reach each other (ip -brief address)"
 
 
-def make_background_devices(count: int) -> tuple[list[Any], str]:
-    """`make_devices`, whose native threads yield to the training threads when the processors are busy.
+def make_background_devices(count: int, *, timeout_s: float) -> tuple[list[Any], str]:
+    """`make_devices` in the background: their native threads yield to the training threads when processors are busy.
 
     A thread inherits the niceness of the one that starts it, so a short-lived thread lowers its own and makes them.
     Python threads are left as they are: one that is preempted while it holds the interpreter's lock would hold up
     training.
+
+    Args:
+        count: how many.
+        timeout_s: as for `local_address`.
+
+    Raises:
+        SettingError, ReplicationError: as `make_devices`.
+        DeadlineExceededError: as `local_address`.
     """
     made: list[tuple[list[Any], str]] = []
     errors: list[Exception] = []
@@ -38,7 +48,7 @@ def make_background_devices(count: int) -> tuple[list[Any], str]:
             lower = min(_LOWEST, os.getpriority(os.PRIO_PROCESS, 0) + _NICE)
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), lower)
         try:
-            made.append(make_devices(count))
+            made.append(make_devices(count, timeout_s=timeout_s))
         except Exception as error:
             errors.append(error)
 
@@ -50,7 +60,7 @@ def make_background_devices(count: int) -> tuple[list[Any], str]:
     return made[0]
 
 
-def make_devices(count: int, environ: Mapping[str, str] | None = None) -> tuple[list[Any], str]:
+def make_devices(count: int, environ: Mapping[str, str] | None = None, *, timeout_s: float) -> tuple[list[Any], str]:
     """``count`` gloo devices, each with one thread of its own, on the interfaces that gloo would use for the job.
 
     Returns:
@@ -59,28 +69,33 @@ def make_devices(count: int, environ: Mapping[str, str] | None = None) -> tuple[
     Raises:
         SettingError: GLOO_SOCKET_IFNAME names an interface that does not exist or has no address.
         ReplicationError: the variable is unset and this host's name does not resolve to an address of this host.
+        DeadlineExceededError: as `local_address`.
     """
     env = os.environ if environ is None else environ
     names = [name.strip() for name in env.get(INTERFACE_SETTING, "").split(",") if name.strip()]
     if names:
         return [_on_interface(names[lane % len(names)]) for lane in range(count)], ",".join(names)
-    address = local_address()
+    address = local_address(timeout_s)
     try:
         return [_create(hostname=address) for _ in range(count)], address
     except RuntimeError as error:
         raise ReplicationError(f"gloo can't listen on {address}: {reason(error)}", remedy=REMEDY) from error
 
 
-def local_address() -> str:
+def local_address(timeout_s: float) -> str:
     """The address that this host's name stands for, as gloo resolves it.
 
+    Args:
+        timeout_s: seconds until a name server that does not answer is left behind.
+
     Raises:
+        DeadlineExceededError: it has not answered by then.
         ReplicationError: the name does not resolve, or to no address of this host. Gloo itself falls back to loopback
             there, which peers on other nodes then fail to reach.
     """
     name = socket.gethostname()
     try:
-        candidates = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        candidates = _resolved(name, Deadline(timeout_s))
     except OSError as error:
         raise ReplicationError(f"host name {name!r} does not resolve: {error}", remedy=REMEDY) from error
     for family, kind, protocol, _, address in candidates:
@@ -92,6 +107,28 @@ def local_address() -> str:
         return str(address[0])
     found = ", ".join(sorted({str(candidate[4][0]) for candidate in candidates}))
     raise ReplicationError(f"host name {name!r} resolves to {found}, which is no address of this host", remedy=REMEDY)
+
+
+def _resolved(name: str, deadline: Deadline) -> list[Any]:
+    """The addresses that ``name`` stands for; raises as getaddrinfo, which knows no deadline, and at the deadline."""
+    found: queue.SimpleQueue[list[Any] | OSError] = queue.SimpleQueue()
+
+    def resolve() -> None:
+        try:
+            found.put(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
+        except OSError as error:
+            found.put(error)
+
+    threading.Thread(target=resolve, name="mlflashpoint-resolve", daemon=True).start()
+    try:
+        answer = found.get(timeout=deadline.remaining_s)
+    except queue.Empty:
+        late = deadline.exceeded(f"answer to what address host name {name!r} stands for")
+        late.remedy = REMEDY
+        raise late from None
+    if isinstance(answer, OSError):
+        raise answer
+    return answer
 
 
 def _on_interface(name: str) -> Any:

@@ -78,14 +78,24 @@ class MooncakeTransport:
         identity: who this rank is.
         protocol: ``tcp`` or ``rdma``.
         device: names of RDMA devices, empty for all.
+        connect_timeout_s: longest time that finding this host's address takes.
 
     Raises:
-        ReplicationError, SettingError: the engine or the store can't be used; see `Engine`, `Mailbox`.
+        ReplicationError, SettingError, DeadlineExceededError: the engine or the store can't be used; see `Engine`,
+            `Mailbox`.
     """
 
-    def __init__(self, store: Store, identity: Identity, *, protocol: str = "tcp", device: str = "") -> None:
+    def __init__(
+        self,
+        store: Store,
+        identity: Identity,
+        *,
+        protocol: str = "tcp",
+        device: str = "",
+        connect_timeout_s: float = 60.0,
+    ) -> None:
         self._identity = identity
-        self._engine = Engine(protocol, device)
+        self._engine = Engine(protocol, device, connect_timeout_s)
         self.lending = Lending(self._engine)
         self._offers = Offers()
         self._inbox: queue.SimpleQueue[MooncakeIncoming | None] = queue.SimpleQueue()

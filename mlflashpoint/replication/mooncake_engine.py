@@ -86,21 +86,23 @@ class Engine:
     Args:
         protocol: ``tcp`` or ``rdma``.
         device: names of RDMA devices, empty for all.
+        timeout_s: as for `local_address`.
 
     Attributes:
         session: under which name peers find it.
 
     Raises:
         ReplicationError: the engine is not installed or does not start.
+        SettingError, DeadlineExceededError: this host's address can't be told; see `local_address`.
     """
 
-    def __init__(self, protocol: str, device: str) -> None:
+    def __init__(self, protocol: str, device: str, timeout_s: float) -> None:
         try:
             from mooncake.engine import TransferEngine
         except ImportError as error:
             raise no_engine(str(error)) from error
         self._engine: Any = TransferEngine()
-        host = _host()
+        host = _host(timeout_s)
         status = self._engine.initialize(host, "P2PHANDSHAKE", protocol, device)
         if status != 0:
             raise ReplicationError(
@@ -143,11 +145,11 @@ class Engine:
         return Writing(self._engine, session, views, addresses)
 
 
-def _host() -> str:
+def _host(timeout_s: float) -> str:
     """The address that peers reach this host by: that of the interface which gloo would use."""
     name = os.environ.get(INTERFACE_SETTING, "").split(",")[0].strip()
     if not name:
-        return local_address()
+        return local_address(timeout_s)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
         packed = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
         return socket.inet_ntoa(packed[20:24])

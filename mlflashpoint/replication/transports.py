@@ -21,10 +21,10 @@ def make_transport(kind: str, store: Store, identity: Identity, *, connect_timeo
         kind: ``gloo``, ``mooncake`` (over TCP) or ``mooncake-rdma``; the same on all ranks of the group.
         store: the job's store, under a prefix that is the same on all ranks of the group and that nobody else uses.
         identity: who this rank is.
-        connect_timeout_s: longest time for a connection, where the transport makes one.
+        connect_timeout_s: longest time for a connection, where the transport makes one, and for this host's address.
 
     Raises:
-        SettingError, ReplicationError: it can't be used here.
+        SettingError, ReplicationError, DeadlineExceededError: it can't be used here.
     """
     # Each brings an engine, which a job that has chosen another does without.
     if kind == "gloo":
@@ -33,7 +33,8 @@ def make_transport(kind: str, store: Store, identity: Identity, *, connect_timeo
         return GlooTransport(store, identity, connect_timeout_s=connect_timeout_s)
     from mlflashpoint.replication.mooncake import MooncakeTransport
 
-    return MooncakeTransport(store, identity, protocol="rdma" if kind == "mooncake-rdma" else "tcp")
+    protocol = "rdma" if kind == "mooncake-rdma" else "tcp"
+    return MooncakeTransport(store, identity, protocol=protocol, connect_timeout_s=connect_timeout_s)
 
 
 def missing_engine(kind: str) -> ReplicationError | None:

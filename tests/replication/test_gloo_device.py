@@ -6,19 +6,20 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
-from mlflashpoint.errors import FlashpointError, PeerError, ReplicationError, SettingError
+from mlflashpoint.errors import DeadlineExceededError, FlashpointError, PeerError, ReplicationError, SettingError
 from mlflashpoint.replication import gloo_device
-from mlflashpoint.replication.gloo_device import make_background_devices, make_devices
+from mlflashpoint.replication.gloo_device import local_address, make_background_devices, make_devices
 from mlflashpoint.replication.gloo_rendezvous import Rendezvous
 from tests.replication.peers import ROOT
 
 
 def test_a_wrong_interface_is_named_with_those_that_are_there():
     with pytest.raises(SettingError) as caught:
-        make_devices(1, {"GLOO_SOCKET_IFNAME": "nope0"})
+        make_devices(1, {"GLOO_SOCKET_IFNAME": "nope0"}, timeout_s=20)
     text = str(caught.value)
     assert "GLOO_SOCKET_IFNAME='nope0'" in text and "lo" in text and "remedy" in text
 
@@ -26,11 +27,11 @@ def test_a_wrong_interface_is_named_with_those_that_are_there():
 def test_the_background_devices_raise_the_same(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nope0")
     with pytest.raises(SettingError, match="nope0"):
-        make_background_devices(2)
+        make_background_devices(2, timeout_s=20)
 
 
 def test_given_interfaces_are_used_in_turn():
-    devices, where = make_devices(2, {"GLOO_SOCKET_IFNAME": "lo, lo"})
+    devices, where = make_devices(2, {"GLOO_SOCKET_IFNAME": "lo, lo"}, timeout_s=20)
     assert len(devices) == 2 and where == "lo,lo"
 
 
@@ -47,8 +48,18 @@ def test_given_interfaces_are_used_in_turn():
 def test_a_host_name_without_a_usable_address_is_an_error_that_names_the_setting(monkeypatch, resolve, said):
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     with pytest.raises(ReplicationError, match="GLOO_SOCKET_IFNAME") as caught:
-        make_devices(1, {})
+        make_devices(1, {}, timeout_s=20)
     assert said in str(caught.value) and socket.gethostname() in str(caught.value)
+
+
+def test_a_name_server_that_does_not_answer_is_an_error_at_the_deadline(monkeypatch):
+    answered = threading.Event()
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answered.wait(30) and [])
+    for asks in (lambda: make_background_devices(1, timeout_s=0.2), lambda: local_address(0.2)):
+        with pytest.raises(DeadlineExceededError, match="GLOO_SOCKET_IFNAME"):
+            asks()
+    answered.set()
 
 
 def test_a_host_whose_name_does_not_resolve_is_told_so_for_real():
@@ -57,7 +68,7 @@ def test_a_host_whose_name_does_not_resolve_is_told_so_for_real():
         "import socket; socket.sethostname('nowhere-to-be-found')\n"
         "from mlflashpoint.replication.gloo_device import make_devices\n"
         "from mlflashpoint.errors import ReplicationError\n"
-        "try: make_devices(1, {})\n"
+        "try: make_devices(1, {}, timeout_s=20)\n"
         "except ReplicationError as error: print(error)\n"
     )
     if subprocess.run(["unshare", "--uts", "true"], capture_output=True, check=False).returncode:
@@ -83,7 +94,7 @@ def test_a_peer_on_another_host_that_listens_on_loopback_is_refused_at_once(monk
 
 
 def test_native_threads_yield_to_training():
-    made, _ = make_background_devices(1)
+    made, _ = make_background_devices(1, timeout_s=20)
     niceness = [os.getpriority(os.PRIO_PROCESS, int(task)) for task in os.listdir("/proc/self/task")]
     lower = min(gloo_device._LOWEST, os.getpriority(os.PRIO_PROCESS, 0) + gloo_device._NICE)
     assert made and niceness.count(lower) >= 1
