@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mlflashpoint.core.incarnation import Incarnation, Lineage
+from mlflashpoint.core.ranks import named
 from mlflashpoint.core.record import DRAIN_NODE, ShardCopy
 
 _Ranks = dict[int, list[ShardCopy]]
@@ -210,7 +211,7 @@ def _incomplete(key: VersionKey, ranks: _Ranks, bad: int, needed_at: Mapping[int
     missing = [rank for rank in range(key.world_size) if rank not in ranks]
     if missing:
         suffix = f" ({bad} {'copy' if bad == 1 else 'copies'} bad or out of reach)" if bad else ""
-        return f"no copy of the shards of {_some(missing)}{suffix}"
+        return f"no copy of the shards of {named(missing)}{suffix}"
     if needed_at is None:
         return None
     far = [
@@ -218,7 +219,7 @@ def _incomplete(key: VersionKey, ranks: _Ranks, bad: int, needed_at: Mapping[int
         for rank, copies in ranks.items()
         if all(copy.node not in (needed_at.get(rank), DRAIN_NODE) for copy in copies)
     ]
-    return f"only other nodes hold the shards of {_some(sorted(far))}" if far else None
+    return f"only other nodes hold the shards of {named(sorted(far))}" if far else None
 
 
 def _needed_at(key: VersionKey, placement: Mapping[int, str], same_layout: bool) -> Mapping[int, str]:
@@ -260,15 +261,10 @@ def _place(ranks: _Ranks, needed_at: Mapping[int, str] | None) -> tuple[str, str
         return "memory", ""
     if len(drained) == len(ranks):
         return "the drain directory", ""
-    return "memory and the drain directory", f" (there the shard{'s' * (len(drained) > 1)} of {_some(drained)})"
+    return "memory and the drain directory", f" (there the shard{'s' * (len(drained) > 1)} of {named(drained)})"
 
 
 def _mismatch(key: VersionKey, world_size: int, topology: str | None) -> str:
     if key.world_size != world_size:
         return f"TopologyMismatch: saved by {key.world_size} ranks, the job has {world_size}; it needs resharding"
     return f"TopologyMismatch: saved with layout {key.topology!r}, the job has {topology!r}; it needs resharding"
-
-
-def _some(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8]))
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}" + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")

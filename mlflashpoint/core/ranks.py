@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -11,6 +11,8 @@ from mlflashpoint.errors import RankUnknownError
 
 #: where launchers put the local rank, first hit wins
 _LOCAL_RANK_SOURCES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK")
+#: ranks that a text names
+_NAMED = 16
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,13 @@ class Ranks:
                 f"rank {self.rank} of {self.world_size}, local rank {self.local_rank} can't be",
                 remedy="correct RANK, WORLD_SIZE and LOCAL_RANK",
             )
+
+
+def named(ranks: Sequence[int]) -> str:
+    """The ranks as a text names them, the first of many."""
+    shown = ", ".join(map(str, ranks[:_NAMED]))
+    more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
+    return f"rank{'s' if len(ranks) != 1 else ''} {shown}{more}"
 
 
 def ranks_from(environ: Mapping[str, str]) -> Ranks:

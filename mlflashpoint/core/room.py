@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from mlflashpoint.core.channel import Channel, poll
 from mlflashpoint.core.deadline import Deadline
+from mlflashpoint.core.ranks import named
 from mlflashpoint.errors import DeadlineExceededError, FlashpointError, PeerError
 
 T = TypeVar("T")
@@ -146,9 +147,7 @@ class Absent:
     what: str
 
     def __str__(self) -> str:
-        ranks = self.ranks
-        shown = ", ".join(map(str, ranks[:16])) + (f" and {len(ranks) - 16} more" if len(ranks) > 16 else "")
-        return f"rank{'s' if len(ranks) != 1 else ''} {shown} did not answer ({self.what})"
+        return f"{named(self.ranks)} did not answer ({self.what})"
 
 
 def too_late(text: str, rank: int) -> DeadlineExceededError:

@@ -13,8 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from mlflashpoint.core.attendance import Attendance
 from mlflashpoint.core.channel import Channel, poll
 from mlflashpoint.core.deadline import Deadline, bounded
+from mlflashpoint.core.ranks import named
 from mlflashpoint.errors import DeadlineExceededError, FlashpointError, PeerError, StepError
 
 T = TypeVar("T")
@@ -130,6 +132,7 @@ class _Round:
         self._connect_s = _CONNECT_S
         self._looks = 0
         self._failing_since: float | None = None
+        self._attendance = Attendance(rank, size, deadline)
 
     def settled(self) -> Settled | None:
         question, deadline = self._question, self._deadline
@@ -164,12 +167,14 @@ class _Round:
         with contextlib.suppress(Exception):
             if self._channel.add("read") == self._size:
                 self._channel.delete("about", "outcome", "noes", "came", "read")
+                self._attendance.clear(self._channel)
 
     def _soon(self) -> Deadline:
         return Deadline(min(_UNSURE_S, self._deadline.remaining_s))
 
     def _look(self) -> Any:
         try:
+            self._attendance.sign(self._channel)
             found = self._channel.read("outcome")
             if found is None and self._question.decides and self._channel.add("came", 0) == self._size:
                 return _ALL
@@ -214,8 +219,13 @@ class _Round:
 
     def _settle_late(self) -> Settled:
         missing = self._size - self._insist(lambda: self._channel.add("came", 0), self._deadline)
+        who: list[int] = []
+        with contextlib.suppress(PeerError):
+            who = self._attendance.missing(self._channel)
+        told = f": {named(who)}" if len(who) == missing else ""
         late = DeadlineExceededError(
-            f"{missing} of {self._size} ranks did not come within {self._deadline.seconds:g} s ({self._question.name})",
+            f"{missing} of {self._size} ranks did not come within {self._deadline.seconds:g} s "
+            f"({self._question.name}){told}",
             setting="MLFLASHPOINT_DEADLINE_S",
             remedy="look for a rank that is stuck, or has failed where the others have not",
         )

@@ -145,7 +145,7 @@ def test_a_folder_that_one_rank_cant_write_is_an_error_on_all(saved):
 
 def test_a_rank_that_does_not_finalize_is_waited_for_until_our_deadline(saved):
     results = saved("a_rank_that_does_not_finalize")
-    refused(results, "DeadlineExceededError", "1 of 2 ranks did not come", "MLFLASHPOINT_DEADLINE_S")
+    refused(results, "DeadlineExceededError", "1 of 2 ranks did not come", ": rank 1", "MLFLASHPOINT_DEADLINE_S")
     goes_on(results, 3)
 
 
