@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from mlflashpoint.adapter.pytorch.script.council import hold
 from mlflashpoint.adapter.pytorch.script.flush import flush
+from mlflashpoint.adapter.pytorch.script.stream import Stream
 from mlflashpoint.adapter.pytorch.script.streams import forget_streams, open_streams
 
 log = logging.getLogger("mlflashpoint.adapter")
@@ -49,7 +50,7 @@ def finish() -> CheckpointException | None:
     waiting = [stream for stream in open_streams() if stream.newest_is_memory]
     try:
         # The same ones on all ranks that get here.
-        outcome = hold(lambda: [stream.custody.at_end() for stream in waiting], seconds=_WAIT_S) if waiting else None
+        outcome = hold(lambda: [_wanted(stream) for stream in waiting], seconds=_WAIT_S) if waiting else None
         if outcome is not None and not outcome.ok:
             log.warning("the newest checkpoints stay in memory only: the other ranks do not end as well")
         elif outcome is not None:
@@ -62,6 +63,11 @@ def finish() -> CheckpointException | None:
         log.error("the newest checkpoint stays in memory only: %s", error)
     forget_streams()
     return refused
+
+
+def _wanted(stream: Stream) -> dict[str, list[str]]:
+    with stream.uploads.noted():
+        return stream.custody.at_end()
 
 
 def _at_exit() -> None:

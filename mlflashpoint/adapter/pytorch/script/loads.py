@@ -47,7 +47,7 @@ def load(original: Original, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
             raise original.error
         return original()
     versions = _find(stream)
-    outcome = hold(lambda: _judge(stream, asked.path, versions), trouble=BROKEN * bool(stream.broken))
+    outcome = hold(lambda: _judged(stream, asked.path, versions), trouble=BROKEN * bool(stream.broken))
     verdict = outcome.answer
     source, note = ("disk", "") if verdict is None else (verdict["source"], verdict["note"])
     if outcome.trouble == BROKEN:
@@ -162,6 +162,11 @@ def _find(stream: Stream) -> Sequence[Version] | None:
         return None
 
 
+def _judged(stream: Stream, path: Path, versions: Sequence[Version] | None) -> dict[str, Any]:
+    with stream.uploads.noted():
+        return _judge(stream, path, versions)
+
+
 def _judge(stream: Stream, path: Path, versions: Sequence[Version] | None) -> dict[str, Any]:
     """Where ``path`` is to be loaded from, and which version that is.
 
@@ -208,7 +213,8 @@ def _judge(stream: Stream, path: Path, versions: Sequence[Version] | None) -> di
 
 def _enter(stream: Stream, path: Path) -> None:
     """Rank 0 knows where the script goes on from."""
-    if stream.has_saved:
-        stream.custody.rolled_back(path)
-    else:
-        stream.custody.resume(path, None if marker.identity(path) is not None else marker.read(path))
+    with stream.uploads.noted():
+        if stream.has_saved:
+            stream.custody.rolled_back(path)
+        else:
+            stream.custody.resume(path, None if marker.identity(path) is not None else marker.read(path))

@@ -100,7 +100,8 @@ def _decide(stream: Stream, path: Path) -> dict[str, Any] | None:
     """Rank 0's decision, plain data; None if there can be none, and then the save is the script's alone."""
     try:
         every = setting("dcp_durable_every_n_saves") if setting("dcp_mode") == "replace" else 1
-        return stream.custody.decide(path, every)
+        with stream.uploads.noted():
+            return stream.custody.decide(path, every)
     except Exception as error:
         log.error("%s is saved durably: %s", path, error, exc_info=not isinstance(error, FlashpointError))
         return None
@@ -125,7 +126,7 @@ def _durably(
         written = functools.partial(_written, stream, path, token)
         upload = getattr(result, "upload_completion", result)
         if is_async and hasattr(upload, "add_done_callback"):
-            upload.add_done_callback(written)
+            stream.uploads.add(upload, written)
         else:
             written(None)
     return result

@@ -27,6 +27,7 @@ from mlflashpoint.adapter.pytorch.script.council import hold
 from mlflashpoint.adapter.pytorch.script.custody import Custody
 from mlflashpoint.adapter.pytorch.script.journal import Journal
 from mlflashpoint.adapter.pytorch.script.process_group import connected_group
+from mlflashpoint.adapter.pytorch.script.uploads import Uploads
 from mlflashpoint.adapter.pytorch.shards import Shards
 from mlflashpoint.adapter.pytorch.store import MemoryStore
 from mlflashpoint.core.ids import CheckpointContainerId
@@ -70,6 +71,7 @@ class Stream:
         folders_are_shared: every rank sees the folders that rank 0 makes.
         journal: of the durable checkpoints beside the versions; rank 0's is kept.
         custody: of the folders; rank 0's counts.
+        uploads: of the script's own; rank 0's count.
 
     Raises:
         FlashpointError: there is no store on this rank.
@@ -90,6 +92,7 @@ class Stream:
         self.folders_are_shared = False
         self.journal = Journal(self.store.runtime)
         self.custody = Custody(config.job_id, group, self.journal)
+        self.uploads = Uploads()
         self._process_group: Any = None
         self._planner: StructureSavePlanner | None = None
         problem = self.runtime.problem

@@ -76,7 +76,8 @@ def open_streams() -> list[Stream]:
 def forget_streams() -> None:
     """Close them all: the process group that they are of goes away."""
     for stream in open_streams():
-        stream.store.close()
+        with stream.uploads.noted():
+            stream.store.close()
     _streams.clear()
 
 
