@@ -102,10 +102,12 @@ class Zygote:
         return Outcome(answer["statuses"], logs, results, answer["late"])
 
     def close(self) -> None:
-        assert self._process.stdin
-        self._process.stdin.close()
+        assert self._process.stdin and self._process.stdout
+        # An interpreter with a framework in it takes seconds to end by itself.
+        self._process.kill()
         self._process.wait(30)
-        self._log.close()
+        for pipe in (self._process.stdin, self._process.stdout, self._log):
+            pipe.close()
 
 
 #: where the answers go; not for ranks

@@ -396,7 +396,7 @@ schedules = st.binary(min_size=60, max_size=900)
 life_lengths = st.lists(st.integers(1, 400), min_size=1, max_size=4)
 #: of 256 steps, how many training goes back after
 back = st.sampled_from([0, 80])
-simulation = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+simulation = settings(max_examples=70, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def none_is_staged_that_another_rank_skipped(sim):

@@ -57,15 +57,20 @@ class Fleets:
 
     def __call__(self, kind: str, version: str = NEWEST) -> Fleet:
         if (kind, version) not in self._running:
-            for other in [key for key in self._running if key[1] != version]:
-                self._running.pop(other).close()
+            self._end([key for key in self._running if key[1] != version])
             environ, bootstrap = KINDS[kind]
             folder = self._folder / f"{kind}-{version}-{len(list(self._folder.iterdir()))}"
             self._running[kind, version] = Fleet(folder, version, environ, bootstrap=bootstrap)
         return self._running[kind, version].ready()
 
     def close(self) -> None:
-        for fleet in self._running.values():
+        self._end(list(self._running))
+
+    def _end(self, keys: list[tuple[str, str]]) -> None:
+        fleets = [self._running.pop(key) for key in keys]
+        for fleet in fleets:
+            fleet.stop()
+        for fleet in fleets:
             fleet.close()
 
 

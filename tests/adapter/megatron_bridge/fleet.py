@@ -165,9 +165,13 @@ class Fleet:
     def tail(self) -> str:
         return self._log.read_text(errors="replace")[-6000:] if self._log.exists() else ""
 
+    def stop(self) -> None:
+        """Tell the workers to end, which takes them a moment."""
+        (self.folder / "stop").touch()
+
     def close(self) -> None:
         """End the workers; torchrun's own signal handling ends them where they do not end by themselves."""
-        (self.folder / "stop").touch()
+        self.stop()
         for number in (None, signal.SIGTERM, signal.SIGKILL):
             if number is not None:
                 os.killpg(self.process.pid, number)

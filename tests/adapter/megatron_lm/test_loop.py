@@ -192,7 +192,7 @@ def folders(job: Job, interval: int = 100) -> tuple[object, ...]:
 
 
 def test_a_killed_job_resumes_from_memory_bit_for_bit(job: Job, straight: Callable[..., Start]) -> None:
-    job.start(*folders(job), stop_after=4, by=TORCHRUN)
+    job.start(*folders(job), stop_after=4)
     assert not (job.durable / "latest_checkpointed_iteration.txt").exists()
     second = job.start(*folders(job), by=TORCHRUN)
     assert second.began == {4}
