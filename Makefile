@@ -33,7 +33,8 @@ lint: env
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
-test: envs lint
+test:
+	@$(MAKE) --no-print-directory -j2 envs lint
 	REQUIRE_FRAMEWORKS=1 $(PYTHON) -m pytest
 
 test-core: lint
