@@ -19,6 +19,9 @@ from mlflashpoint.settings import StoreConfig
 
 log = logging.getLogger("mlflashpoint.core")
 
+#: loads before the first save that are remembered
+_KEPT = 64
+
 
 class CheckpointObjectManager:
     """The open memory stores of this process, by base container.
@@ -41,8 +44,10 @@ class CheckpointObjectManager:
         self._store = store
         self._lock = threading.Lock()
         self._runtimes = _open_here.setdefault(group, {})
-        #: newest step that the training in a base container is known to have reached, by loading or saving
-        self._reached: dict[str, int] = {}
+        #: steps of a base container that training may have come from: those loaded, and from the first save on the last
+        #: one saved
+        self._reached: dict[str, tuple[int, ...]] = {}
+        self._saved: set[str] = set()
         self._gave_up = False
         self._given: Runtime | None = None
         #: closed, and kept for what they still do on SIGTERM
@@ -117,20 +122,20 @@ class CheckpointObjectManager:
             return found
 
     def reached(self, base_container: str, step: int, *, resumed: bool = False) -> None:
-        """Training has reached ``step``: by a save, or (``resumed``) by going on from a version that was loaded.
+        """Training has reached ``step``: by a save, or perhaps (``resumed``) by going on from a version that was loaded.
 
-        Loading counts as going on from there until the first save; after that, comparing with an older version, say,
-        must not abandon the newer ones.
+        Which of those that were loaded it is, the first save tells; what is loaded after that does not count.
         """
         base = CheckpointContainerId(base_container)
         with self._lock:
             runtime = self._known(base)
-            known = self._reached.get(base)
-            if not resumed or known is None:
-                self._reached[base] = step
-            # Another manager of this process may have told it where training goes on from.
-            if resumed and known is None and runtime is not None and not runtime.closed and not runtime.goes_on:
-                runtime.resumed(step)
+            if not resumed:
+                self._saved.add(base)
+                self._reached[base] = (step,)
+            elif base not in self._saved and not self._gave_up:
+                self._reached[base] = (*self._reached.get(base, ()), step)[-_KEPT:]
+                if runtime is not None:
+                    runtime.loaded(step)
 
     def look_away(self) -> None:
         """End the reading beside a checkpoint process, until the next ``onlooker``."""
@@ -164,13 +169,9 @@ class CheckpointObjectManager:
             store=self._store,
             group=self.group,
         )
-        if base in self._reached:
-            # A checkpoint process starts where the training process stood, and abandons nothing below.
-            try:
-                runtime.resumed(self._reached[base])
-            except BaseException:
-                runtime.close()
-                raise
+        # A checkpoint process starts where the training process stood, and abandons nothing below.
+        for step in self._reached.get(base, ()):
+            runtime.loaded(step)
         return runtime
 
     def _config(self, base: CheckpointContainerId) -> StoreConfig:

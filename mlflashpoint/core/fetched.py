@@ -102,9 +102,15 @@ class RoomFor:
         self._release()
 
     def _own_slot(self, nbytes: int) -> Slot | None:
-        """An own slot that holds nothing, as a save would have filled it; None if there is none to be had."""
+        """An own slot that holds nothing, as a save would have filled it; None if there is none to be had.
+
+        One that a save may overwrite is left: what another rank has kept here of the same version is protected too.
+        """
         self._arena = arena = Arena(self._seat)
         empty = [slot for slot in arena.adopt() if slot.record is None]
+        same = sum(slot.record is not None and self._is_of_the_version(slot.record) for slot in arena.slots)
+        if self._replicas is not None and same + 1 >= max(slots_needed(1), len(arena.slots)):
+            return None
         if empty:
             slot = max(empty, key=lambda slot: slot.capacity)
             arena.enlarge(slot, max(1, nbytes))
@@ -114,6 +120,10 @@ class RoomFor:
             return None
         slot.invalidate()
         return slot
+
+    def _is_of_the_version(self, record: ShardRecord) -> bool:
+        mine = self._record
+        return (record.incarnation, record.run, record.step) == (mine.incarnation, mine.run, mine.step)
 
     def _release(self) -> None:
         if self._arena is not None:

@@ -17,6 +17,9 @@ from mlflashpoint.core.standing import Standing
 
 log = logging.getLogger("mlflashpoint.core")
 
+#: loads that are remembered
+_KEPT = 64
+
 
 class Loads:
     """Finds and reads, until a slot that was read from may be overwritten.
@@ -28,8 +31,7 @@ class Loads:
         depot: access to the copies.
         conversation: talks to the other ranks.
 
-    Attributes:
-        step: step of what was last loaded, for a job that does not say from where it went on.
+    A load alone is no word of where training goes on from: a job may load an older version to compare it.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class Loads:
         self._exchange = exchange
         self._depot = depot
         self._conversation = conversation
-        self.step: int | None = None
+        self._steps: list[int] = []
 
     def find(self, wish: Wish) -> Recovery | None:
         """Find with all ranks what to go on from, None for nothing; raises FlashpointError."""
@@ -59,7 +61,7 @@ class Loads:
         reader = self.shard(recovery, self._session.ranks.rank)
         try:
             state = reader.state(into=into)
-            self.step = recovery.step
+            self.note(recovery.step)
             return Loaded(state, recovery.step, reader.attributes, reader.record)
         finally:
             reader.close()
@@ -67,6 +69,18 @@ class Loads:
     def shard(self, recovery: Recovery, rank: int) -> ShardReader:
         """A reader of any rank's shard that the caller closes; raises FlashpointError."""
         return self._depot.first_of(self._conversation.sources(recovery, rank), shard=rank, step=recovery.step)
+
+    def note(self, step: int) -> None:
+        """A version of ``step`` was loaded."""
+        self._steps = [*(other for other in self._steps if other != step), step][-_KEPT:]
+
+    def origin(self, step: int) -> int:
+        """From where a job goes on that does not say it, and whose first save is of ``step``; -1 for from nothing.
+
+        That is the newest version below which it has loaded, or else what it has loaded last.
+        """
+        below = [loaded for loaded in self._steps if loaded < step]
+        return max(below) if below else next(reversed(self._steps), -1)
 
     def release(self) -> None:
         """Nothing is read here any more; nor on other nodes, once a save of this start is complete on all of them."""

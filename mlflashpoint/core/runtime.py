@@ -249,11 +249,6 @@ class Runtime:
         """Step of the last save since training went back, whatever became of it; None for no such save."""
         return self._saves.step
 
-    @property
-    def goes_on(self) -> bool:
-        """Whether it is settled where training goes on from: ``resumed`` was called, or a save has begun."""
-        return self._session.resumed_from[-1] is not None
-
     def find_latest(
         self, *, durable_step: int | None = None, topology: str | None = None, reshard: bool = False
     ) -> Recovery | None:
@@ -313,6 +308,14 @@ class Runtime:
         """
         self._claim.check_process()
         self._saves.resumed(step if step > 0 else -1)
+
+    def loaded(self, step: int) -> None:
+        """Tell that a version of ``step`` was loaded by other means than ``load``; for adapters.
+
+        It abandons nothing. Where nobody calls ``resumed``, the first save goes on from the newest version below its
+        own step that this process has loaded, or else from what it has loaded last.
+        """
+        self._loads.note(step)
 
     def stats(self) -> Stats:
         """Numbers since the start: saves, versions, bytes, seconds, steps, replicas, and the last errors' texts."""

@@ -119,7 +119,7 @@ class Saves:
             )
             self._roll_back(-1)
         elif last is None and self._session.resumed_from[-1] is None:
-            self.resumed(-1 if self._loads.step is None else self._loads.step)
+            self.resumed(self._loads.origin(step))
         self._loads.release()
         epoch, first = self._session.epoch, self._last is None
         self._began = True

@@ -62,10 +62,10 @@ class Slots:
                 arena.adopt()
                 self._free_orphans(max(self._standing.found, default=None))
                 arena.reserve(count, nbytes)
+                self._adopt(arena, nbytes)
             except BaseException:
                 arena.close()
                 raise
-            self._pool.adopt([slot.record for slot in arena.slots], self._standing.found)
             self._arena = arena
             self._standing.began = True
         elif any(slot.capacity < nbytes for slot in self._arena.slots):
@@ -78,6 +78,17 @@ class Slots:
                 )
             self._arena.reserve(count, nbytes)
         return self._arena
+
+    def _adopt(self, arena: Arena, nbytes: int) -> None:
+        """Take over what earlier starts left, with one slot to write into.
+
+        All may hold the newest complete version: what a rank that sat here has saved of it, and what this one has
+        fetched. Raises StoreFullError.
+        """
+        self._pool.adopt([slot.record for slot in arena.slots], self._standing.found)
+        if not self._pool.available():
+            arena.reserve(len(arena.slots) + 1, nbytes)
+            self._pool.adopt([slot.record for slot in arena.slots], self._standing.found)
 
     def give_up(self, index: int) -> None:
         """Make sure that the slot of a save that failed half-way holds nothing, then let it be used again."""

@@ -1,5 +1,6 @@
 """Several nodes on one machine, each a base container of its own: losing one loses nothing; all decide alike."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -154,14 +155,41 @@ def test_replication_listens_on_nothing_but_two_ports_of_gloos_on_its_interface(
         assert sorted(result["after"]) == sorted(result["before"])
 
 
-def test_ranks_permuted_over_the_nodes_fetch_their_shards(base):
+@pytest.mark.parametrize("order", [(1, 2, 0), (2, 0, 1)], ids=["to their replicas", "from all copies"])
+@pytest.mark.parametrize("steps", [[2], [1, 2]])
+def test_ranks_permuted_over_the_nodes_fetch_their_shards_and_save_on(base, steps, order):
     nodes = nodes_of(base, 3)
-    Life(bodies.save_steps, 3, None, [1, 2], bases=nodes).results()
-    moved = [nodes[1], nodes[2], nodes[0]]
-    second = Life(bodies.save_steps, 3, None, [3, 4], bases=moved).results()
+    Life(bodies.save_steps, 3, None, steps, bases=nodes, seats=seats_of(3)).results()
+    moved = [nodes[number] for number in order]
+    second = Life(bodies.save_steps, 3, None, [3, 4], bases=moved, seats=seats_of(3)).results()
     assert found(second) == {2}
     assert {result["stats"]["last_complete_step"] for result in second.values()} == {4}
-    assert found(Life(bodies.save_steps, 3, None, [], bases=nodes).results()) == {4}
+    assert found(Life(bodies.save_steps, 3, None, [], bases=nodes, seats=seats_of(3)).results()) == {4}
+
+
+def test_ranks_that_move_again_and_again_without_a_save_take_no_more_memory_each_time(base):
+    nodes = nodes_of(base, 3)
+    Life(bodies.save_steps, 3, None, [2], bases=nodes, seats=seats_of(3)).results()
+    files = []
+    for turn in range(1, 6):
+        moved = [nodes[(2 * turn + number) % 3] for number in range(3)]
+        assert found(Life(node_bodies.resume_and_flush, 3, None, bases=moved, seats=seats_of(3)).results()) == {2}
+        files.append(len(list(base.parent.rglob("*.data"))))
+    assert files[-1] == files[-3]
+
+
+def test_a_seat_whose_slots_all_hold_the_newest_version_gets_one_more_to_save_into(base):
+    nodes = nodes_of(base, 3)
+    Life(bodies.save_steps, 3, None, [2], bases=nodes, seats=seats_of(3)).results()
+    moved = [nodes[1], nodes[2], nodes[0]]
+    for before, now in zip(nodes, moved, strict=True):
+        for file in before.glob("*/seat-0/slot-0.*"):
+            shutil.copy(file, now / file.relative_to(before).with_name(f"slot-1{file.suffix}.part"))
+    for file in list(base.parent.rglob("slot-1.*.part")):
+        os.replace(file, file.with_suffix(""))
+    second = Life(bodies.save_steps, 3, None, [3, 4], bases=moved, seats=seats_of(3)).results()
+    assert found(second) == {2}
+    assert {result["stats"]["last_complete_step"] for result in second.values()} == {4}
 
 
 def test_a_corrupt_shard_is_fetched_from_its_replica(base):

@@ -49,6 +49,7 @@ class Custody:
         self._since = 0
         self._neighbours = Neighbours()
         self._released: list[tuple[Path, int]] = []
+        self._has_saved = False
 
     def decide(self, path: Path, every: int) -> dict[str, Any]:
         """What the save to ``path`` is to be; for rank 0.
@@ -102,11 +103,12 @@ class Custody:
                 path.rmdir()
             raise
         self._since += 1
+        self._has_saved = True
         self._append(Saved(path, token, depth))
 
     def durable_begins(self, path: Path) -> None:
         """A durable save to ``path`` is under way."""
-        self._pending = True
+        self._pending = self._has_saved = True
         self._append(Saved(path))
 
     def durable_ends(self, path: Path, failed: bool = False) -> None:
@@ -163,16 +165,20 @@ class Custody:
         self._previous, self._previous_is_own = path, False
 
     def at_end(self) -> dict[str, list[str]]:
-        """What to make durable at the end: the newest checkpoint, and all that the script has taken another way."""
+        """What to make durable at the end: the newest checkpoint, and all that the script has taken another way.
+
+        Which one that is can't be told of a start that has saved nothing: then it is all that it has loaded.
+        """
         newest = self._newest()
-        if newest is None:
+        last = [saved for saved in self._saved if saved.token] if not self._has_saved else [newest] if newest else []
+        if not last:
             return {}
         for saved in self._saved:
             if saved.token and marker.identity(saved.path) is not None:
                 # The script's own checkpoint: nothing of ours stays in it.
                 self._release(saved.path)
                 (saved.path / marker.MARKER).unlink(missing_ok=True)
-        return self._places() if self._strayed() else {newest.token: [str(newest.path)]}
+        return self._places() if self._strayed() else {saved.token: [str(saved.path)] for saved in last}
 
     def turn(self, path: Path, problem: str) -> None:
         """Every save is durable from the one to ``path`` on, because of ``problem``."""

@@ -71,9 +71,9 @@ def load(original: Original, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
         _from_memory(original, stream, asked, version, on_disk=bool(note))
     else:
         _from_disk(original, asked.path)
-    if not stream.has_saved:
-        stream.newest_is_memory = False
-        if source == "memory" and not note:
+    if source == "memory":
+        stream.has_loaded = True
+        if not stream.has_saved and not note:
             stand_in(stream)
     if verdict is not None and stream.runtime.rank == 0:
         _enter(stream, asked.path)
@@ -190,7 +190,7 @@ def _judge(stream: Stream, path: Path, versions: Sequence[Version] | None) -> di
             f"it is another job's, {mark.job}, which has to end well first; the last durable one is {mark.last_durable}"
         )
         return {"source": "lost", "token": "", "note": note}
-    if stream.has_saved:
+    if stream.has_saved or stream.has_loaded:
         # It is the job that has moved on, and not the memory that is lost.
         note = (
             f"memory has the newest {stream.runtime.config.keep_versions} checkpoints; load one of those or the last "

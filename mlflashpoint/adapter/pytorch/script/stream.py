@@ -62,8 +62,9 @@ class Stream:
     Attributes:
         store: the store.
         number: number of the last save, of this start or of the one before; -1 if there was none.
-        newest_is_memory: the last save, or what the script has resumed from, is in memory only.
+        newest_is_memory: the last save is in memory only or, before the first one, something that was loaded.
         has_saved: this start has saved; what it loads from then on is no resume.
+        has_loaded: this start has loaded from memory: that is not lost.
         broken: why the process group can't be used any more, empty while it can.
         warned: it was said that a save could not be kept in memory only.
         failing: the last memory save has failed, which was said.
@@ -85,6 +86,7 @@ class Stream:
         self.number = -1
         self.newest_is_memory = False
         self.has_saved = False
+        self.has_loaded = False
         self.broken = ""
         self.warned = False
         self.failing = False
