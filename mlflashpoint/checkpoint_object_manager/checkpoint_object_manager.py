@@ -122,7 +122,7 @@ class CheckpointObjectManager:
             return found
 
     def reached(self, base_container: str, step: int, *, resumed: bool = False) -> None:
-        """Training has reached ``step``: by a save, or perhaps (``resumed``) by going on from a version that was loaded.
+        """Training has reached ``step``: by a save, or perhaps (``resumed``) by going on from what was loaded.
 
         Which of those that were loaded it is, the first save tells; what is loaded after that does not count.
         """

@@ -256,6 +256,20 @@ def test_a_job_that_never_says_where_it_went_on_goes_on_from_what_it_loaded(make
     assert make().find_latest().step == 10
 
 
+def test_a_version_that_was_loaded_by_other_means_counts_as_loaded(make):
+    store = make()
+    for step in (10, 20):
+        store.save(state(step, 0), step=step, wait=True)
+    store.close()
+    again = make()
+    again.find_latest()
+    again.loaded(10)
+    assert again.find_latest().step == 20
+    again.save({"odd": object()}, step=11)
+    again.close()
+    assert make().find_latest().step == 10
+
+
 def test_a_forked_child_can_neither_save_nor_close_what_is_its_parents(make):
     store = make()
     store.save(state(1, 0), step=1, wait=True)

@@ -89,6 +89,41 @@ def test_after_a_close_another_store_goes_on_where_the_first_was(make):
     assert load(second) == [2.0]
 
 
+def saved(make, *steps):
+    store = make()
+    for step in steps:
+        save(store, step)
+    store.runtime.flush()
+    store.close()
+
+
+def load_step(store, step):
+    dcp.load({"w": torch.zeros(3)}, checkpoint_id=store.version(step), storage_reader=store.reader)
+
+
+def test_a_load_of_an_older_version_at_a_start_takes_no_newer_one_away(make):
+    saved(make, 1, 2)
+    store = make()
+    load_step(store, 1)
+    assert load(store) == [2.0]
+    store.close()
+    assert load(make()) == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("loads", "step", "origin"), [((1, 2), 3, 2), ((2, 1), 3, 2), ((1,), 3, 1), ((2, 1), 2, 1)], ids=str
+)
+def test_the_first_save_of_a_start_goes_on_from_the_newest_version_below_it_that_was_loaded(make, loads, step, origin):
+    saved(make, 1, 2)
+    store = make()
+    for older in loads:
+        load_step(store, older)
+    with pytest.raises(CheckpointException):
+        dcp.save({"w": object()}, checkpoint_id=store.version(step), storage_writer=store.writer)
+    store.close()
+    assert load(make()) == [float(origin)]
+
+
 def test_a_closed_store_refuses_saves_and_takes_no_seat(make):
     store = make()
     save(store, 1)

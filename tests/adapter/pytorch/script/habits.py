@@ -191,13 +191,27 @@ def refused(folder):
     on_rank_0((folder / "step-3" / "__0_0.distcp").mkdir)
 
 
-def dying(folder):
+def dying(folder, steps=(1, 2, 3)):
     """The node dies when the newest checkpoint is in memory only."""
     progress = Progress()
-    for step in (1, 2, 3):
+    for step in steps:
         dcp.save(progress.at(step), checkpoint_id=folder / f"step-{step}")
     on_rank_0(lambda: None)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dying_later(folder):
+    dying(folder, (1, 2, 3, 4))
+
+
+def looking_back(folder):
+    """A start looks at older checkpoints before and behind the newest, trains nothing, and ends well."""
+    seen, caught = [loaded(folder / f"step-{step}") for step in (3, 4, 3, 1)], ""
+    try:
+        loaded(folder / "step-2")
+    except Exception as error:
+        caught = f"{type(error).__name__}: {error}"
+    return {"resumed": seen, "caught": caught, "left": sorted(path.name for path in folder.iterdir())}
 
 
 def scored(folder):
@@ -223,7 +237,7 @@ def again(folder):
 
 HABITS = {function.__name__: function for function in (
     lines, plain, other_run, latest, raising, hanging, around, going_back, refused, again, dying, newest,
-    scored,
+    scored, dying_later, looking_back,
 )}  # fmt: skip
 
 

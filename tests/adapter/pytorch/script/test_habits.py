@@ -124,6 +124,16 @@ def test_going_back_further_than_memory_does_takes_no_folder_away_and_names_what
     assert on_disk(one.checkpoints / "step-5") == 5
 
 
+def test_a_start_that_looks_at_older_checkpoints_loses_none_and_leaves_the_newest_on_disk(job):
+    one = job(ranks=1)
+    one.start("--habit", "dying_later", script=HABITS, fails=True)
+    (report,) = one.start("--habit", "looking_back", script=HABITS)
+    assert report["resumed"] == [3, 4, 3, 1]
+    assert report["caught"].startswith("NoVersionError") and "memory has the newest 2 checkpoints" in report["caught"]
+    assert report["left"] == ["step-1", "step-2", "step-3", "step-4"]
+    assert [on_disk(one.checkpoints / f"step-{step}") for step in (3, 4)] == [3, 4]
+
+
 def test_a_disk_that_refuses_the_newest_checkpoint_at_the_end_fails_the_job_which_goes_on_from_memory(job):
     one = job()
     one.start("--habit", "refused", script=HABITS, fails=True)
