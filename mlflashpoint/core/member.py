@@ -8,7 +8,7 @@ from typing import Any
 from mlflashpoint.errors import PeerError
 
 #: version of what the ranks say to each other; all ranks must have the same
-PROTOCOL = 4
+PROTOCOL = 5
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from mlflashpoint.core.member import Member
+from mlflashpoint.core.ranks import named
 from mlflashpoint.errors import PeerError, SettingError
 from mlflashpoint.replication.topology import RankPlacement, ReplicaMap, assign_replicas
 
@@ -15,6 +17,8 @@ log = logging.getLogger("mlflashpoint.core")
 
 #: enough of the container's identity to tell two nodes of one host name apart
 _SHOWN = 12
+#: of the reason that a rank has no store
+_TOLD = 300
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Placement:
         owners: ranks whose replicas it keeps.
         nodes: holder -> identity of its node's memory container.
         discord: which rank has chosen which transport, if they differ: none can reach another then. Else empty.
+        storeless: which ranks have no memory store and why, so that no version can become complete. Else empty.
     """
 
     linked: bool = False
@@ -34,10 +39,12 @@ class Placement:
     owners: tuple[int, ...] = ()
     nodes: Mapping[int, str] = field(default_factory=dict)
     discord: str = ""
+    storeless: str = ""
 
     def to_json(self) -> dict[str, Any]:
         holders = [[rank, self.nodes[rank]] for rank in self.holders]
-        return {"linked": self.linked, "holders": holders, "owners": list(self.owners), "discord": self.discord}
+        told = {"discord": self.discord, "storeless": self.storeless}
+        return {"linked": self.linked, "holders": holders, "owners": list(self.owners), **told}
 
     @classmethod
     def from_json(cls, raw: Any) -> Placement:
@@ -46,7 +53,8 @@ class Placement:
             holders = [(int(rank), str(node)) for rank, node in raw["holders"]]
             owners = tuple(map(int, raw["owners"]))
             ranks = tuple(rank for rank, _ in holders)
-            return cls(raw["linked"] is True, ranks, owners, dict(holders), str(raw["discord"]))
+            told = str(raw["discord"]), str(raw["storeless"])
+            return cls(raw["linked"] is True, ranks, owners, dict(holders), *told)
         except (KeyError, TypeError, ValueError) as error:
             raise PeerError(f"this rank's placement is malformed: {error}") from None
 
@@ -62,7 +70,8 @@ def place(members: Sequence[Member], replicas: int) -> dict[int, Placement]:
         replicas: copies of each shard on other failure domains.
     """
     able = [member for member in members if member.problem is None and member.node]
-    unlinked = {member.rank: Placement() for member in members}
+    storeless = _storeless(members)
+    unlinked = {member.rank: Placement(storeless=storeless) for member in members}
     if len({member.node for member in able}) < 2 or replicas == 0:
         if replicas and len(members) > 1:
             log.info("all ranks are on one node: there is nowhere to keep replicas")
@@ -76,7 +85,16 @@ def place(members: Sequence[Member], replicas: int) -> dict[int, Placement]:
         log.warning("replication: %s", warning)
     node_of = {member.rank: member.node for member in able}
     discord = _discord(able)
-    return {**unlinked, **{member.rank: _part(assigned, member.rank, node_of, discord) for member in able}}
+    linked = Placement(True, discord=discord, storeless=storeless)
+    return {**unlinked, **{member.rank: _part(linked, assigned, member.rank, node_of) for member in able}}
+
+
+def _storeless(members: Sequence[Member]) -> str:
+    without = [member for member in members if member.problem is not None]
+    if not without:
+        return ""
+    ranks = named([member.rank for member in without])
+    return f"{ranks} {'has' if len(without) == 1 else 'have'} no memory store: {str(without[0].problem)[:_TOLD]}"
 
 
 def _discord(members: Sequence[Member]) -> str:
@@ -92,6 +110,7 @@ def _placed(member: Member, domain: str) -> RankPlacement:
     return RankPlacement(member.rank, f"{host}{member.node[:_SHOWN]}", domain or None)
 
 
-def _part(assigned: ReplicaMap, rank: int, node_of: Mapping[int, str], discord: str) -> Placement:
+def _part(linked: Placement, assigned: ReplicaMap, rank: int, node_of: Mapping[int, str]) -> Placement:
     holders = assigned.holders[rank]
-    return Placement(True, holders, assigned.owners[rank], {holder: node_of[holder] for holder in holders}, discord)
+    nodes = {holder: node_of[holder] for holder in holders}
+    return dataclasses.replace(linked, holders=holders, owners=assigned.owners[rank], nodes=nodes)

@@ -86,6 +86,12 @@ class Settlement:
         """Ranks that save together."""
         return self._session.ranks.world_size
 
+    @property
+    def storeless(self) -> str:
+        """Which ranks have no memory store, in words; empty for none, and before this rank knows."""
+        joined = self._session.joined_already
+        return "" if joined is None else joined.placement.storeless
+
     def start(self, epoch: int) -> Incarnation:
         """The incarnation of a save; joins the other ranks at the first call. Raises FlashpointError."""
         self._session.joined()

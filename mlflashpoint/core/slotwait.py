@@ -28,6 +28,7 @@ _GO_BACK_TOO = (
     "let every rank go back as well and begin its next save, or call save_failed instead; look in the log of a rank "
     "that does not, or that is named here"
 )
+_START_AGAIN = "mend that and start the job again; until then nothing is saved to memory"
 _SAY_SO = "let a rank that has nothing to save call save_failed"
 _REACHABLE = f"if its holders can be reached (the log says so if not), {RARER}"
 
@@ -58,8 +59,11 @@ class SlotWait:
         """Index of a slot that nothing needs any more, marked busy, once every rank has one.
 
         Raises:
-            SlotBusyError: some rank has none; the others are told, and skip the save as well.
+            SlotBusyError: some rank has none, or no memory store; the others are told, and skip the save as well.
         """
+        if storeless := self._settlement.storeless:
+            # As all ranks know, and it stays so until the job is started again.
+            raise SlotBusyError(f"the ranks skip this save together: {storeless}", remedy=_START_AGAIN)
         gate = self._settlement.gate
         ticket.entrance = gate.enter(ticket.step)
         index = self._pool.take(0, gate.verdict)

@@ -58,8 +58,15 @@ def test_nodes_of_one_host_name_are_different_domains():
 
 def test_a_rank_without_a_memory_store_keeps_nothing_and_the_others_replicate():
     found = place(members("a", "b", "", problems=[2]), 1)
-    assert found[2] == Placement()
+    assert found[2] == Placement(storeless=found[2].storeless)
     assert [found[rank].holders for rank in (0, 1)] == [(1,), (0,)]
+
+
+@pytest.mark.parametrize("nodes", ["aab", "abc"])
+def test_every_rank_is_told_which_ones_have_no_memory_store(nodes):
+    found = place(members(*nodes, problems=[1, 2]), 1)
+    assert {part.storeless for part in found.values()} == {"ranks 1, 2 have no memory store: no memory"}
+    assert {Placement.from_json(part.to_json()) == part for part in found.values()} == {True}
 
 
 def test_replicas_leave_the_rack():

@@ -9,14 +9,18 @@ from mlflashpoint.core.ticket import Ticket
 from mlflashpoint.errors import SlotBusyError
 
 
-def waits(world_size, *, times, busy_wait_s=5.0, certain=False):
+def waits(world_size, *, times, busy_wait_s=5.0, certain=False, storeless=""):
     """What so many saves in a row, all in vain, wait for: a slot, and if that is not certain the answer."""
     asked = []
     gate = SimpleNamespace(
         enter=lambda step: None, verdict=lambda: None, give_up=lambda why, opening: certain, reason=""
     )
     settlement = SimpleNamespace(
-        gate=gate, world_size=world_size, await_slot=lambda ticket: None, slot_awaited=lambda: None
+        gate=gate,
+        world_size=world_size,
+        await_slot=lambda ticket: None,
+        slot_awaited=lambda: None,
+        storeless=storeless,
     )
     pool = SimpleNamespace(take=lambda wait_s, verdict: asked.append(wait_s), available=lambda: False)
     worker = SimpleNamespace(submit=lambda job: True, wake=lambda: None)
@@ -30,6 +34,10 @@ def waits(world_size, *, times, busy_wait_s=5.0, certain=False):
 def test_a_wait_in_vain_is_halved_each_further_time_and_so_is_that_for_the_answer():
     assert waits(2, times=3) == [5.0, 2.0, 2.5, 1.0, 1.25, 0.5]
     assert waits(2, times=11)[-2:] == [0.25, 0.25]
+
+
+def test_nothing_is_waited_for_where_a_rank_has_no_store():
+    assert waits(2, times=2, storeless="rank 1 has no memory store") == []
 
 
 def test_who_can_skip_by_itself_waits_for_no_answer():

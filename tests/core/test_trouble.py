@@ -108,7 +108,8 @@ def test_another_jobs_container_on_one_rank_means_no_memory_for_all_and_no_hang(
     Life(bodies.save_steps, 1, other, [1], job_id="someone-else").results()
     results = Life(bodies.save_steps, 2, None, [1, 2], bases=[base, other], wish={"whole": False}).results()
     assert {result["found"] for result in results.values()} == {-1}
-    assert results[1]["saved"] == [False, False]
+    assert [result["saved"] for result in results.values()] == [[False, False]] * 2
+    assert any("skip this save together: rank 1 has no memory store" in line for line in results[0]["logs"])
     (told,) = {line for line in results[0]["logs"] if line.startswith("ERROR")}
     assert "rank 1 has no memory store" in told and "there may be a version" in told and "someone-else" in told
     assert any("belongs to job 'someone-else'" in line for line in results[1]["logs"])
@@ -140,7 +141,8 @@ def test_a_failed_save_is_told_once_and_the_next_one_succeeds(base):
     assert [ok for step, ok in enumerate(oks, 1) if step != 3] == [True] * 4 and oks[2] == (stats["saves_skipped"] == 0)
     assert results[1]["oks"] == [True, False, False, True, True]
     assert {result["stats"]["last_complete_step"] for result in results.values()} == {5}
-    assert stats["versions_failed"] + stats["saves_skipped"] == 2
+    # And counts it as failed too if it has begun it by then.
+    assert 2 <= stats["versions_failed"] + stats["saves_skipped"] <= 2 + stats["saves_skipped"]
     told = [line for line in results[1]["logs"] if line.startswith("WARNING") and "a save failed" in line]
     assert len(told) == 1
     assert any("rank 1:" in line and "incomplete" in line for line in results[0]["logs"])
