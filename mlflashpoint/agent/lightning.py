@@ -36,6 +36,12 @@ def _patches(package: str, distribution: str) -> tuple[Patch, ...]:
             "_CheckpointConnector.resume_start",
             around=f"{_HOOKS}:resume_start",
         ),
+        patch(
+            "ckpt_path",
+            f"{connectors}.checkpoint_connector",
+            "_CheckpointConnector._select_ckpt_path",
+            after=f"{_HOOKS}:ckpt_path_selected",
+        ),
     )
 
 

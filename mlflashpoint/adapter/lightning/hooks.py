@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mlflashpoint.adapter.lightning import ends, fits, recorder, tuners
+from mlflashpoint.adapter.lightning import ends, fits, left, recorder, tuners
 from mlflashpoint.adapter.lightning.cadence import Cadence
 from mlflashpoint.adapter.lightning.fits import session_of
 from mlflashpoint.adapter.lightning.kinds import diverted, kind_of
@@ -73,6 +73,17 @@ def callbacks_attached(result: Any, connector: Any, args: _Arguments, kwargs: Ma
             _log.error("no memory checkpoints for this fit: %s", error)
 
 
+def ckpt_path_selected(path: Any, connector: Any, args: _Arguments, kwargs: Mapping[str, Any]) -> None:
+    """After ``_CheckpointConnector._select_ckpt_path(state_fn, ckpt_path, ...)``, which a fit asks before all else."""
+    trainer = connector.trainer
+    if not is_fitting(trainer):
+        return
+    session = session_of(trainer)
+    # Of a name that nothing has yet ("last", at the first start) Lightning tells nothing later.
+    given = args[1] if len(args) > 1 else kwargs.get("ckpt_path")
+    left.named(trainer, bool(given or (path and not (session and lies_in(path, session.base)))))
+
+
 def resume_start(call: Any, connector: Any, args: _Arguments, kwargs: Mapping[str, Any]) -> Any:
     """Around ``_CheckpointConnector.resume_start(checkpoint_path, ...)``: the newer of memory and durable wins."""
     trainer = connector.trainer
@@ -126,6 +137,14 @@ def choose_later(trainer: Any) -> None:
         vars(connector)["resume_start"] = lambda *args, **kwargs: resume_start(
             _Call(original, args, kwargs), connector, args, kwargs
         )
+        select = connector._select_ckpt_path
+
+        def select_ckpt_path(*args: Any, **kwargs: Any) -> Any:
+            path = select(*args, **kwargs)
+            ckpt_path_selected(path, connector, args, kwargs)
+            return path
+
+        vars(connector)["_select_ckpt_path"] = select_ckpt_path
 
 
 class _Call:

@@ -76,8 +76,8 @@ def go_on(trainer: Any, *, whole: bool, last: bool = False) -> None:
         batches.skip_val_on_restart, counted = False, not later
     due = batches._should_check_val_fx(loop._data_fetcher)
     if due:
-        # It begins; what is stored of its counters is of the one before.
-        validation._restarting = False
+        # It begins; what is stored of its counters is of the one before, what the Trainer remembers of an earlier fit.
+        validation._restarting = validation._has_run = False
         if later:
             validation._restart_stage = "restarted_mid_evaluation"
         if later or counted:

@@ -54,7 +54,13 @@ class Search:
             refuse(runtime, _USABLE)
             raise
         if recovery is None:
-            _log.info("nothing newer in memory than %s", _named(durable, durable_step))
+            if durable is None:
+                _log.info(
+                    "no version in memory to go on from, and no ckpt_path: files that the recipe has saved count only "
+                    "if ckpt_path names them"
+                )
+            else:
+                _log.info("nothing newer in memory than %s", _named(durable, durable_step))
             return None
         self.seen = recovery.step
         tried = attempt(

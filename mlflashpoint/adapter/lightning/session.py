@@ -12,6 +12,7 @@ from mlflashpoint.adapter.lightning.cadence import Cadence
 from mlflashpoint.adapter.lightning.durable import durable_save_due
 from mlflashpoint.adapter.lightning.found import FromMemory
 from mlflashpoint.adapter.lightning.kinds import StateKind
+from mlflashpoint.adapter.lightning.left import LeftSteps
 from mlflashpoint.adapter.lightning.need import Need
 from mlflashpoint.adapter.lightning.places import lies_in, misplaced
 from mlflashpoint.adapter.lightning.search import Search
@@ -75,6 +76,7 @@ class FitSession:
         self._in_resumed_epoch = False
         self._at_last_step = False
         self._skipped_for: int | None = None
+        self._left = LeftSteps()
         self._told: set[str] = set()
         self.closed = False
 
@@ -167,6 +169,7 @@ class FitSession:
     def started(self, trainer: Any) -> None:
         """The first batch is next: what earlier starts saved above the step that training goes on from is given up."""
         self._need.began(trainer.global_step)
+        self._left = LeftSteps()
         if self.cadence is not None:
             self.cadence.start(trainer.global_step)
         if not self.closed:
@@ -217,11 +220,13 @@ class FitSession:
         if self._skipped_for is not None:
             _log.warning("step %s was left to a durable save that did not come", self._skipped_for)
             self.skip_durable = False
+            self._left.in_memory()
         self._skipped_for = None
         saved = step == self._durable_step
         if self.skip_durable and (saved or _durable_save_due(trainer, self.base)):
             self._skipped_for = None if saved else step
             _log.debug("step %d is saved durably, no memory save", step)
+            self._left.left(trainer, step)
             return
         self.save(trainer, step)
 
@@ -261,8 +266,10 @@ class FitSession:
             topology=self.kind.topology(trainer),
             attributes=attributes,
         )
-        if self.side_files is not None and result.ok:
-            self.side_files.add(step)
+        if result.ok:
+            self._left.in_memory()
+            if self.side_files is not None:
+                self.side_files.add(step)
         return result
 
     # -- the end -------------------------------------------------------------------------------------------------

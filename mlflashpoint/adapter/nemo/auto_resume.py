@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from mlflashpoint.adapter.lightning import hooks
+from mlflashpoint.adapter.lightning import hooks, left
 from mlflashpoint.adapter.lightning.durable import checkpoint_step
 from mlflashpoint.adapter.nemo.routing import Routing
 from mlflashpoint.errors import FlashpointError
@@ -56,6 +56,8 @@ class MLFlashpointAutoResume(_AutoResume):  # type: ignore[misc, valid-type]
         # Whether the recipe's checkpoint is older than memory, or can be read at all, may show only within ``fit``;
         # ranks that can't talk to each other now may be able to then; and it may be given another path.
         hooks.choose_later(trainer)
+        if self._default is not None and getattr(self._default, "resume_if_exists", True):
+            left.auto_resume_looks()
         found = None if self._is_too_early() else self._choose(model, reading_later=True)[0]
         if found is not None:
             trainer.ckpt_path = found.path

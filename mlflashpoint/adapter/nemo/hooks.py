@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mlflashpoint.adapter.lightning import left
 from mlflashpoint.adapter.lightning.durable import distrust
 from mlflashpoint.adapter.lightning.fits import session_of
 from mlflashpoint.adapter.lightning.hooks import interval
@@ -43,6 +44,7 @@ def find_trainer_ckpt_path(call: Any, auto_resume: Any, args: tuple[Any, ...], k
     That is what a kill during a durable save leaves, and just then memory has what is newest. So the unfinished one is
     named, and distrusted: memory wins over it, and if memory has nothing after all, loading it fails as it should.
     """
+    left.auto_resume_looks()
     unfinished = None if interval() is None else _unfinished(auto_resume)
     if unfinished is None:
         return call()

@@ -185,6 +185,7 @@ def parse(argv: list[str]):
     parser.add_argument("--io", choices=("default", "custom", "async", "own"), default="default")
     parser.add_argument("--max-time")
     parser.add_argument("--fits", type=int, default=1)
+    parser.add_argument("--more-epochs", type=int, help="the same Trainer fits once more, for so many")
     parser.add_argument("--inner-fit-at", type=int, help="another Trainer fits within this one")
     parser.add_argument("--fast-dev-run", action="store_true")
     parser.add_argument("--lr-find", choices=("look", "set"))
@@ -297,6 +298,9 @@ def main(argv: list[str]) -> None:
         # Each pass begins anew, and draws a random number.
         validation = torch.utils.data.DataLoader(Batches(rank).data, batch_size=4)
         trainer.fit(model, None if args.batch_size_find else loader, validation, ckpt_path=path, **trusting)
+        if args.more_epochs:
+            trainer.fit_loop.max_epochs += args.more_epochs
+            trainer.fit(model, loader, validation, ckpt_path=path, **trusting)
         if args.validate_every:
             trainer.validate(model, Batches(rank))
         fits.append(describe(trainer, model, watcher, inner))

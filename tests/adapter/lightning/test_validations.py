@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.adapter.lightning.support import exact
@@ -46,6 +48,32 @@ def test_a_validation_that_a_kill_has_broken_off_is_made_anew_with_the_end_of_it
     # step 48 is the last one of the training
     argv = (*EPOCHS, "--validate-every", "16", "--schedule", "score", "--best")
     check(resumed(job, step, *argv, kill=("--kill-validation", str(step))), straight(*argv)[0], step)
+
+
+@pytest.mark.parametrize(
+    "kill",
+    [
+        # behind the end of an epoch, within the validation there, and within that behind the last step
+        ("--kill-at", "49"),
+        ("--kill-validation", "48"),
+        ("--kill-validation", "64"),
+    ],
+    ids="-".join,
+)
+def test_a_trainer_that_fits_for_the_second_time_makes_the_validation_that_was_due(job, straight, kill):
+    argv = ("--steps", "-1", "--epochs", "2", "--more-epochs", "2", "--validate-every", "16", "--durable-epochs", "1")
+    settings = {"save_every_n_steps": 16, "skip_durable_steps": 0}
+    killed = job.run(*argv, *kill, **settings)
+    assert killed.statuses == [-9] and job.versions("lightning") == [], killed.log
+    again = job.run(*argv, **settings)
+    found, expected, step = again.results[0], straight(*argv)[0], int(kill[1]) // 16 * 16
+    assert again.statuses == [0] and found["started_at"] == step, again.log
+    assert exact(found) == exact(expected)
+    # The first fit, which had ended well before the kill, is made anew.
+    assert found["scores"] == [one for one in expected["scores"] if one[0] <= 32 or one[0] >= step]
+    # Lightning gives another name to a file that it makes once more.
+    assert {re.sub(r"-v\d", "", name): file for name, file in found["files"].items()} == expected["files"]
+    assert job.versions("*") == []
 
 
 @pytest.mark.parametrize("every", [16, 20])

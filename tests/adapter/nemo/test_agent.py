@@ -101,6 +101,13 @@ def test_durable_saves_and_auto_resume_work_as_ever_and_the_newer_of_the_two_win
     assert names[-2:] == ["step=7", "step=7-last"] and names[:-2] in ([], ["step=3"])
 
 
+@pytest.mark.parametrize("resume", [(), ("--resume",)], ids=["nobody", "AutoResume"])
+def test_steps_that_are_all_left_to_files_are_told_unless_auto_resume_looks_for_them(job, resume):
+    outcome = job.run("--durable-every", "2", *resume)
+    assert outcome.statuses == [0] and steps(outcome.log) == [], outcome.log
+    assert outcome.log.count("were left to the recipe's own checkpoints") == (0 if resume else 1), outcome.log
+
+
 def test_the_last_durable_checkpoint_is_made_by_a_job_that_goes_on_from_the_last_step(job, straight):
     argv = ("--durable-every", "4", "--resume", "--distributed-optimizer")
     killed = job.run(*argv, "--kill-end", ranks=2)
