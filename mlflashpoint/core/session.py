@@ -28,6 +28,7 @@ from mlflashpoint.core.record import ShardCopy
 from mlflashpoint.core.room import Room
 from mlflashpoint.core.roster import Joined, Member, join
 from mlflashpoint.core.seat import SeatLock
+from mlflashpoint.core.slotfiles import clear_places
 from mlflashpoint.errors import ContainerError, FlashpointError, PeerError
 from mlflashpoint.settings import StoreConfig
 
@@ -224,6 +225,7 @@ class Session:
         self._container = open_container(self.config, self._own)
         self._seat = self._container.seat_dir(self.group, self.ranks.local_rank)
         self._seat_lock = SeatLock(self._seat, wait_s=min(_SEAT_WAIT_S, self.config.deadline_s))
+        clear_places(self._seat)
 
     def _store(self) -> Store:
         if self.ranks.world_size == 1 and self._given_store is None:
