@@ -16,6 +16,7 @@ from mlflashpoint.errors import ContainerError, ShardFormatError, StoreFullError
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _SEAL = "digest"
+_SETTING = "MLFLASHPOINT_BASE_CONTAINER"
 _ANEW = "leave the container of a running job alone; the next start of the job makes it anew"
 
 
@@ -97,7 +98,9 @@ def file_error(
     """
     reason = f"{message}: {error.strerror or error}"
     if error.errno in _FULL:
-        return StoreFullError(reason, path=path, step=step, remedy="free memory on the store's file system")
+        return StoreFullError(
+            reason, setting=_SETTING, path=path, step=step, remedy="free memory on the store's file system"
+        )
     if error.errno in _FORBIDDEN:
         remedy = "let this job's user read and write all of the container"
     return ContainerError(reason, path=path, step=step, remedy=remedy)

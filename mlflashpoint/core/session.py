@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from mlflashpoint.core.channel import Channel, HashStore, Store
 from mlflashpoint.core.connection import apart, drop
-from mlflashpoint.core.container import Container, check_group, open_container
+from mlflashpoint.core.container import Container, check_group, open_container, unusable
 from mlflashpoint.core.draindir import DrainDir
 from mlflashpoint.core.drainlook import look_into, tell_at_start
 from mlflashpoint.core.incarnation import Incarnation, Lineage, read_lineage, record_lineage
@@ -90,7 +90,8 @@ class Session:
             error.rank = ranks.rank
             self.problem = error
         except OSError as error:
-            self.problem = ContainerError(f"the container can't be opened: {error}", rank=ranks.rank)
+            self.problem = unusable(config.base_container, error)
+            self.problem.rank = ranks.rank
 
     @property
     def container(self) -> Container:
