@@ -120,7 +120,7 @@ class SlotBusyError(FlashpointError):
 
 
 class StepError(FlashpointError):
-    """A step is no whole number from 0, or its save has failed already."""
+    """A step is no whole number, or below 0 where it is to be saved; or its save has failed already."""
 
 
 class StateTypeError(FlashpointError):

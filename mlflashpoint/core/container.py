@@ -144,7 +144,7 @@ def read_container(path: Path) -> Container | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise _unusable(path, error) from error
+        raise unusable(path, error) from error
     try:
         raw: Any = json.loads(data) if len(data) <= _MAX_IDENTITY_BYTES else None
         kinds = {"format_version": int, "job_id": str, "uid": int, "node": str}
@@ -275,7 +275,8 @@ def _make_folder(path: Path) -> None:
             raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(path))
 
 
-def _unusable(path: Path, error: OSError) -> ContainerError:
+def unusable(path: Path, error: OSError) -> ContainerError:
+    """The named error for what the system says of the base container ``path``."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreFullError(
             "the base container's file system is full", setting=_SETTING, value=str(path), remedy="free memory on it"
@@ -293,4 +294,4 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _unusable(path, error) from error
+        raise unusable(path, error) from error

@@ -16,6 +16,8 @@ from mlflashpoint.errors import ContainerError, ShardFormatError, StoreFullError
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _SEAL = "digest"
+_SETTING = "MLFLASHPOINT_BASE_CONTAINER"
+_ANEW = "leave the container of a running job alone; the next start of the job makes it anew"
 
 
 def open_regular(path: Path, flags: int) -> int:
@@ -82,15 +84,25 @@ def unseal(data: bytes, what: str) -> dict[str, Any]:
     return fields
 
 
-def file_error(message: str, error: OSError, *, path: Path, step: int | None = None) -> ContainerError:
-    """The named error for an operation on one of the store's files, with the remedy that goes with its cause."""
+def file_error(
+    message: str, error: OSError, *, path: Path, step: int | None = None, remedy: str = _ANEW
+) -> ContainerError:
+    """The named error for an operation on one of the store's files, with the remedy that goes with its cause.
+
+    Args:
+        message: what can't be done.
+        error: why.
+        path: the file, or its folder.
+        step: training step concerned.
+        remedy: against other causes than no room and no permission.
+    """
     reason = f"{message}: {error.strerror or error}"
     if error.errno in _FULL:
-        return StoreFullError(reason, path=path, step=step, remedy="free memory on the store's file system")
+        return StoreFullError(
+            reason, setting=_SETTING, path=path, step=step, remedy="free memory on the store's file system"
+        )
     if error.errno in _FORBIDDEN:
         remedy = "let this job's user read and write all of the container"
-    else:
-        remedy = "leave the container of a running job alone; the next start of the job makes it anew"
     return ContainerError(reason, path=path, step=step, remedy=remedy)
 
 

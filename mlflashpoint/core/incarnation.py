@@ -25,6 +25,7 @@ _LOCK_WAIT_S = 10.0
 #: starts that are remembered one by one; older ones are merged, see ``Lineage.of``
 _REMEMBERED = 32
 _NEVER = 1 << 62
+_REMEDY = "remove the container with 'mlflashpoint clean'"
 
 
 @dataclass(frozen=True)
@@ -127,11 +128,9 @@ def read_lineage(group_dir: Path) -> Lineage:
     except FileNotFoundError:
         return Lineage()
     except OSError as error:
-        raise file_error("the lineage can't be read", error, path=file) from error
+        raise file_error("the lineage can't be read", error, path=file, remedy=_REMEDY) from error
     except (ValueError, RecursionError, ShardFormatError) as error:
-        raise ShardFormatError(
-            f"the lineage is malformed: {error}", path=file, remedy="remove the container with 'mlflashpoint clean'"
-        ) from None
+        raise ShardFormatError(f"the lineage is malformed: {error}", path=file, remedy=_REMEDY) from None
 
 
 def record_lineage(group_dir: Path, own: Incarnation, others: Lineage | None = None) -> Lineage:
@@ -156,7 +155,7 @@ def record_lineage(group_dir: Path, own: Incarnation, others: Lineage | None = N
     except FlashpointError:
         raise
     except OSError as error:
-        raise file_error("the lineage can't be written", error, path=group_dir) from error
+        raise file_error("the lineage can't be written", error, path=group_dir, remedy=_REMEDY) from error
 
 
 def _merged(one: Incarnation, other: Incarnation, *, keep: Incarnation) -> Incarnation:

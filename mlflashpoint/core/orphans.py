@@ -9,7 +9,7 @@ from mlflashpoint.core.manifest import seats_of
 from mlflashpoint.core.plan import VersionKey
 from mlflashpoint.core.rotation import Tenant, Version, may_overwrite
 from mlflashpoint.core.seat import SeatLock
-from mlflashpoint.core.slotfiles import remove_files, scan_seat
+from mlflashpoint.core.slotfiles import clear_places, remove_files, scan_seat
 from mlflashpoint.errors import ContainerError, FlashpointError
 
 log = logging.getLogger("mlflashpoint.core")
@@ -53,6 +53,7 @@ def free_slots(seat: Path, newest: VersionKey | None = None) -> int:
         ContainerError: the seat can't be read.
     """
     freed = 0
+    clear_places(seat)
     for slot in scan_seat(seat):
         record = slot.record
         if record is not None and newest is not None:

@@ -26,7 +26,7 @@ from mlflashpoint.core.ranks import Ranks, ranks_from
 from mlflashpoint.core.reader import ShardReader
 from mlflashpoint.core.recovery import Recovery
 from mlflashpoint.core.results import Loaded, SaveResult
-from mlflashpoint.core.saves import Saves
+from mlflashpoint.core.saves import Saves, whole_step
 from mlflashpoint.core.session import Session
 from mlflashpoint.errors import FlashpointError
 from mlflashpoint.settings import StoreConfig
@@ -269,8 +269,9 @@ class Runtime:
         Raises:
             DeadlineExceededError: some ranks did not answer; names them. Raised on every rank.
             PeerError: the ranks can't talk to each other, or another one gave up.
+            StoreClosedError: this rank has closed it.
         """
-        self._claim.check_process()
+        self._claim.check()
         self.flush()
         return self._loads.find(Wish(self.group, durable_step, topology, reshard))
 
@@ -305,8 +306,12 @@ class Runtime:
 
         Versions of earlier starts above it are abandoned for good. Once a save has begun, each call on all ranks is a
         rollback within this process, which abandons what was saved above the step.
+
+        Raises:
+            StepError: it is no whole number.
         """
         self._claim.check_process()
+        step = whole_step(step)
         self._saves.resumed(step if step > 0 else -1)
 
     def loaded(self, step: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,16 @@ from mlflashpoint.core.ticket import Attributes, Ticket
 from mlflashpoint.errors import FlashpointError, SlotBusyError, StepError
 
 log = logging.getLogger("mlflashpoint.core")
+
+
+def whole_step(step: Any) -> int:
+    """The step that training goes on from, a number of any whole kind; raises StepError."""
+    try:
+        if not isinstance(step, bool):
+            return operator.index(step)
+    except TypeError:
+        pass
+    raise StepError(f"step {step!r} is not a whole number", remedy="give the step that training goes on from")
 
 
 class Saves:

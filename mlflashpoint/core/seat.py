@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
+from mlflashpoint.core.files import file_error
 from mlflashpoint.errors import ContainerError
 
 log = logging.getLogger("mlflashpoint.core")
@@ -33,17 +34,18 @@ class SeatLock:
 
     Raises:
         ContainerError: another live process holds the seat, or the lock file can't be made.
+        StoreFullError: there is no room for the lock file.
     """
 
     def __init__(self, seat: Path, *, wait_s: float) -> None:
         self.seat = seat
         give_up = time.monotonic() + wait_s
+        file = seat / LOCK_FILE
         try:
-            self._descriptor = os.open(seat / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise ContainerError(
-                f"the seat can't be locked: {error.strerror}", path=seat, remedy="make the container writable"
-            ) from error
+            remedy = "remove what lies there, if no process of the job runs"
+            raise file_error("the seat can't be locked", error, path=file, remedy=remedy) from error
         told = wait_s <= 0
         while not _try_lock(self._descriptor, fcntl.LOCK_EX):
             if not told:
@@ -59,7 +61,9 @@ class SeatLock:
                     "read versions beside the job takes no seat (ReadOnlyStore)",
                 )
             time.sleep(min(0.05, wait_s / 10))
-        os.pwrite(self._descriptor, f"{os.getpid():<20}\n".encode(), 0)
+        # That it is held counts; where there is no room to say by whom, it is not said.
+        with contextlib.suppress(OSError):
+            os.pwrite(self._descriptor, f"{os.getpid():<20}\n".encode(), 0)
         _held.add(self)
 
     def release(self) -> None:

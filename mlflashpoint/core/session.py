@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from mlflashpoint.core.channel import Channel, HashStore, Store
 from mlflashpoint.core.connection import apart, drop
-from mlflashpoint.core.container import Container, check_group, open_container
+from mlflashpoint.core.container import Container, check_group, open_container, unusable
 from mlflashpoint.core.draindir import DrainDir
 from mlflashpoint.core.drainlook import look_into, tell_at_start
 from mlflashpoint.core.incarnation import Incarnation, Lineage, read_lineage, record_lineage
@@ -28,6 +28,7 @@ from mlflashpoint.core.record import ShardCopy
 from mlflashpoint.core.room import Room
 from mlflashpoint.core.roster import Joined, Member, join
 from mlflashpoint.core.seat import SeatLock
+from mlflashpoint.core.slotfiles import clear_places
 from mlflashpoint.errors import ContainerError, FlashpointError, PeerError
 from mlflashpoint.settings import StoreConfig
 
@@ -89,7 +90,8 @@ class Session:
             error.rank = ranks.rank
             self.problem = error
         except OSError as error:
-            self.problem = ContainerError(f"the container can't be opened: {error}", rank=ranks.rank)
+            self.problem = unusable(config.base_container, error)
+            self.problem.rank = ranks.rank
 
     @property
     def container(self) -> Container:
@@ -224,6 +226,7 @@ class Session:
         self._container = open_container(self.config, self._own)
         self._seat = self._container.seat_dir(self.group, self.ranks.local_rank)
         self._seat_lock = SeatLock(self._seat, wait_s=min(_SEAT_WAIT_S, self.config.deadline_s))
+        clear_places(self._seat)
 
     def _store(self) -> Store:
         if self.ranks.world_size == 1 and self._given_store is None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import secrets
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +15,11 @@ from mlflashpoint.core.record import ShardRecord
 from mlflashpoint.core.shard import MAX_INDEX_BYTES
 from mlflashpoint.errors import FlashpointError, ShardFormatError
 
+log = logging.getLogger("mlflashpoint.core")
+
 _MAX_RECORD_BYTES = 64 << 10
 _NAME = re.compile(r"((slot|replica)-[0-9]{1,9})\.(commit|data)")
+_PLACE = re.compile(r"(slot|replica)-[0-9]{1,9}\..+", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -119,6 +125,37 @@ def remove_files(slot: Path) -> int:
             freed += file.stat().st_blocks * 512
             file.unlink()
     return freed
+
+
+def clear_places(seat: Path) -> None:
+    """Make room for a seat's files: what lies in the place of one and is none goes, or aside if something is in it.
+
+    Whoever calls it holds the seat's lock. A failure is logged only: whatever meets the place then says so.
+    """
+    try:
+        places = [entry for entry in os.scandir(seat) if _PLACE.fullmatch(entry.name)]
+        strange = [Path(entry) for entry in places if not entry.is_file(follow_symlinks=False)]
+    except OSError as error:
+        log.warning("the seat %s can't be looked through: %s", seat, error)
+        return
+    for path in strange:
+        try:
+            log.warning("what lay at %s is no file of the store and %s", path, _cleared(path))
+        except OSError as error:
+            log.warning("what lies at %s is no file of the store; remove it: %s", path, error)
+
+
+def _cleared(path: Path) -> str:
+    if not stat.S_ISDIR(path.lstat().st_mode):
+        path.unlink()
+        return "was removed"
+    try:
+        path.rmdir()
+        return "was removed"
+    except OSError:
+        aside = path.with_name(f"aside-{secrets.token_hex(4)}-{path.name}")
+        path.rename(aside)
+        return f"is now {aside}: remove that, it takes memory"
 
 
 def file_of(slot: Path, kind: str) -> Path:

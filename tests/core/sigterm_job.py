@@ -4,6 +4,7 @@ How its own handler for SIGTERM behaves, how the drain directory does, and the b
 process (tests/warm.py), which imports this module for what that imports.
 """
 
+import contextlib
 import datetime
 import os
 import signal
@@ -78,6 +79,10 @@ def main(base, drain, handler, disk, budget_s):
         store = dist.TCPStore("127.0.0.1", 0, None, True, datetime.timedelta(seconds=60), wait_for_workers=False)
         store.get("what nobody will ever set")
     threading.Timer(0.1, terminate).start()
+    if handler == "back":
+        store = dist.TCPStore("127.0.0.1", 0, None, True, datetime.timedelta(seconds=6), wait_for_workers=False)
+        with contextlib.suppress(dist.DistError):
+            store.get("what nobody will ever set")
     give_up = time.monotonic() + 30
     while not seen and time.monotonic() < give_up:
         time.sleep(0.01)

@@ -151,6 +151,14 @@ def test_a_rank_that_is_stuck_in_native_code_drains_all_the_same(base, tmp_path,
     assert (0, 2) in drained(tmp_path / "drain")
 
 
+def test_a_rank_that_comes_back_from_native_code_when_its_budget_is_used_up_does_not_drain_again(
+    base, tmp_path, terminated
+):
+    ended = terminated(base, tmp_path / "drain", "back", "slow", budget_s=BUDGET_S)
+    assert ended.code == -signal.SIGTERM
+    assert ended.log.count("nothing was drained: the time for the drain is over") == 1
+
+
 def test_a_job_resumes_from_what_was_drained_when_all_memory_is_gone(base, tmp_path):
     Life(bodies.save_steps, 3, base, [1, 2]).results()
     assert cli.main(["drain", str(base), "--to", str(tmp_path)]) == 0

@@ -1,6 +1,5 @@
 """What would keep a SIGTERM from draining is told when the job starts; a drain directory that hangs hangs no job."""
 
-import contextlib
 import os
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ from mlflashpoint.core.draindir import DrainDir
 from mlflashpoint.core.runtime import Runtime
 from mlflashpoint.settings import StoreConfig
 from tests.core import bodies
+from tests.core.mounts import fill, mounted
 from tests.core.ranks import Life, memory_folder, state
 
 #: how the line begins that says that a drain would fail
@@ -104,9 +104,7 @@ def test_a_read_only_place_is_told_at_the_start(start, tmp_path, caplog, there):
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a small tmpfs")
 def test_a_full_directory_is_told_at_the_start(start, tmp_path, caplog):
     with mounted(tmp_path / "small") as folder:
-        with open(folder / "other", "wb", buffering=0) as other, contextlib.suppress(OSError):
-            while other.write(b"x" * 4096):
-                pass
+        fill(folder)
         start(folder)
         (record,) = [record for record in told(caplog) if record.levelname == "ERROR"]
         assert [path.name for path in folder.iterdir()] == ["other"]
@@ -183,19 +181,6 @@ def test_a_corrupt_copy_on_a_read_only_place_is_passed_over_by_all_ranks(base, t
         results = Life(bodies.save_steps, 2, base, [], drain_dir=folder).results()
     assert {result["found"] for result in results.values()} == {-1}
     assert any("a corrupt shard can't be quarantined: " in line for line in results[1]["logs"])
-
-
-@contextlib.contextmanager
-def mounted(folder, size="64k"):
-    """A small file system of its own while the block runs; skips where mounts are not allowed."""
-    folder.mkdir()
-    options = f"size={size},mode=700"
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]).returncode:
-        pytest.skip("NOT RUN: mounts are not allowed here")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 def read_only(folder):

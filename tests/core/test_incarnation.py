@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflashpoint.core.incarnation import Incarnation, Lineage, read_lineage, record_lineage
-from mlflashpoint.errors import ShardFormatError
+from mlflashpoint.errors import ContainerError, ShardFormatError
 
 
 def start(number, resumed_from=None, run="r", started_s=0.0):
@@ -84,6 +84,14 @@ def test_a_malformed_lineage_is_named(tmp_path, text):
     (tmp_path / "lineage.json").write_text(text)
     with pytest.raises(ShardFormatError, match=r"lineage is malformed.*lineage\.json"):
         read_lineage(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["lineage.json", "lineage.json.lock"])
+def test_a_lineage_in_whose_place_lies_a_folder_has_a_remedy_that_helps(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(ContainerError) as caught:
+        record_lineage(tmp_path, start(1))
+    assert caught.value.remedy == "remove the container with 'mlflashpoint clean'"
 
 
 def _record(folder, number):

@@ -26,6 +26,7 @@ from mlflashpoint.errors import (
     StateMismatchError,
     StateTypeError,
     StepError,
+    StoreClosedError,
     StoreInUseError,
 )
 from mlflashpoint.settings import StoreConfig
@@ -287,6 +288,39 @@ def test_a_closed_runtime_refuses_and_a_second_close_is_harmless(make):
     store.close()
     store.close()
     assert "closed" in str(store.save({}, step=1).error)
+
+
+def test_a_closed_runtime_finds_nothing_more_and_says_as_a_save_does_that_it_is_closed(make):
+    store = make()
+    assert store.save(state(1, 0), step=1, wait=True).ok
+    store.close()
+    refused = store.save(state(2, 0), step=2).error
+    with pytest.raises(StoreClosedError) as caught:
+        store.find_latest()
+    assert type(refused) is StoreClosedError
+    assert (refused.message, refused.path, refused.remedy) == (
+        caught.value.message,
+        caught.value.path,
+        caught.value.remedy,
+    )
+
+
+@pytest.mark.parametrize("step", ["x", None, 1.5, True, [3]], ids=repr)
+def test_what_is_no_whole_number_is_no_step_to_go_on_from(make, step):
+    store = make()
+    with pytest.raises(StepError, match="whole number") as caught:
+        store.resumed(step)
+    assert repr(step) in str(caught.value)
+    assert not store.goes_on
+
+
+@pytest.mark.parametrize("step", [3, torch.tensor(3)], ids=["int", "tensor"])
+def test_a_step_to_go_on_from_may_be_any_whole_number(make, step):
+    store = make()
+    for own in (3, 4):
+        assert store.save(state(own, 0), step=own, wait=True).ok
+    store.resumed(step)
+    assert store.find_latest().step == 3
 
 
 def test_discarding_frees_the_memory_of_all_versions(make, base):

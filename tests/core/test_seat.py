@@ -1,3 +1,4 @@
+import errno
 import logging
 import os
 import signal
@@ -8,7 +9,7 @@ import time
 import pytest
 
 from mlflashpoint.core.seat import SeatLock, file_lock, live_owner
-from mlflashpoint.errors import ContainerError
+from mlflashpoint.errors import ContainerError, StoreFullError
 
 HOLD = """
 import sys, time
@@ -59,6 +60,24 @@ def test_a_free_seat_and_one_that_is_only_tried_tell_nothing(tmp_path, holder, c
     free.mkdir()
     SeatLock(free, wait_s=1).release()
     assert caplog.records == []
+
+
+def test_a_folder_in_the_locks_place_is_named_with_what_helps(tmp_path):
+    (tmp_path / "lock").mkdir()
+    with pytest.raises(ContainerError) as caught:
+        SeatLock(tmp_path, wait_s=0)
+    assert caught.value.path == str(tmp_path / "lock") and caught.value.remedy.startswith("remove what lies there")
+
+
+def test_a_lock_for_which_there_is_no_room_is_a_full_store_of_that_setting(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(StoreFullError) as caught:
+        SeatLock(tmp_path, wait_s=0)
+    assert (caught.value.setting, caught.value.path) == ("MLFLASHPOINT_BASE_CONTAINER", str(tmp_path / "lock"))
+    assert caught.value.remedy.startswith("free memory")
 
 
 def test_a_killed_owner_leaves_the_seat_free(tmp_path, holder):

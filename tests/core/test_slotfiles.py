@@ -4,7 +4,11 @@ import pytest
 import torch
 
 from mlflashpoint.core.arena import Arena, file_of, scan_seat
+from mlflashpoint.core.orphans import free_slots
+from mlflashpoint.core.runtime import Runtime
 from mlflashpoint.errors import ContainerError, ShardFormatError
+from mlflashpoint.settings import StoreConfig
+from tests.core.ranks import state
 from tests.core.shard_helpers import save
 
 
@@ -58,3 +62,48 @@ def test_left_overs_and_quarantined_records_are_no_copies(seat, saved):
     (seat / "slot-5.commit.tmp-1").touch()
     (seat / "slot-x.commit").touch()
     assert [(info.path.name, info.record) for info in scan_seat(seat)] == [("slot-0", None), ("slot-1", None)]
+
+
+def full_folder(path):
+    path.mkdir()
+    (path / "theirs").write_text("kept")
+
+
+STRANGERS = [os.mkdir, os.mkfifo, lambda path: os.symlink("/dev/zero", path), full_folder]
+PLACES = ["slot-0.data", "slot-1.index", "slot-0.commit", "slot-2.data", "slot-0.commit.tmp-1", "replica-0.data"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("make", STRANGERS, ids=["folder", "fifo", "link", "full folder"])
+def test_the_next_start_makes_a_slot_anew_in_whose_place_lies_no_file_and_saves_into_it(tmp_path, caplog, make, place):
+    config = StoreConfig(job_id="job", base_container=tmp_path / "base", allow_non_tmpfs=True)
+    started = [Runtime(config, rank=0, world_size=1, local_rank=0)]
+    try:
+        for step in (1, 2, 3):
+            assert started[0].save(state(step, 0), step=step, wait=True).ok
+        started[0].close()
+        file = tmp_path / "base/default/seat-0" / place
+        file.unlink(missing_ok=True)
+        make(file)
+        started.append(Runtime(config, rank=0, world_size=1, local_rank=0))
+        for step in (11, 12, 13, 14):
+            result = started[1].save(state(step, 0), step=step, wait=True)
+            assert result.ok, result.error
+        assert started[1].find_latest().step == 14
+    finally:
+        for runtime in started:
+            runtime.close()
+    (told,) = [text for text in caplog.messages if "is no file of the store" in text]
+    assert str(file) in told
+    kept = [path for path in file.parent.rglob("theirs") if path.read_text() == "kept"]
+    assert len(kept) == (make is full_folder)
+    assert all(str(path.parent) in told for path in kept)
+
+
+@pytest.mark.parametrize("make", STRANGERS, ids=["folder", "fifo", "link", "full folder"])
+def test_the_slots_of_a_seat_without_a_rank_are_freed_whatever_lies_in_their_places(seat, saved, make):
+    data = file_of(saved[0], "data")
+    data.unlink()
+    make(data)
+    assert free_slots(seat) > 0
+    assert scan_seat(seat) == []
