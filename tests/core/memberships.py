@@ -3,6 +3,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+from mlflashpoint.core.placement import Placement
 from mlflashpoint.core.ranks import Ranks
 from mlflashpoint.core.session import Session
 from mlflashpoint.settings import StoreConfig
@@ -26,7 +27,7 @@ class Membership(Session):
         self.seat, self.problem = Path(f"/{rank}"), None
         self.resumed_from = [None]
         self._given_channel, self._remembered = channel, remembered
-        self._joined = SimpleNamespace(start=start, me=SimpleNamespace(leader=False))
+        self._joined = SimpleNamespace(start=start, me=SimpleNamespace(leader=False), placement=Placement())
 
     def joined(self):
         return self._joined

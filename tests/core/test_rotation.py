@@ -309,7 +309,7 @@ class Simulation:
         pipeline = Pipeline(session, counters, exchange)
         pipeline._pool.sim = self
         pipeline.standing.rebase(complete)
-        saves = Saves(session, pipeline, counters, SimpleNamespace(release=lambda: None, step=None))
+        saves = Saves(session, pipeline, counters, SimpleNamespace(release=lambda: None, origin=lambda step: -1))
         saves.resumed(start.resumed_from)
 
         def train():
