@@ -35,18 +35,17 @@ class Attendance:
         # A bit that is added twice is another's: who does not hear an answer does not try again.
         self._signed = True
         channel.add(_SIGNED)
-        channel.add(self._key(self._rank), 1 << self._rank % _BITS)
+        channel.add(self._keys()[self._rank // _BITS], 1 << self._rank % _BITS)
 
     def missing(self, channel: Channel) -> list[int]:
         """The ranks that have not signed; they may have come all the same, but not for long."""
-        words = {key: channel.add(key, 0) for key in dict.fromkeys(map(self._key, range(self._size)))}
-        return [rank for rank in range(self._size) if not words[self._key(rank)] >> rank % _BITS & 1]
+        words = [channel.add(key, 0) for key in self._keys()]
+        return [rank for rank in range(self._size) if not words[rank // _BITS] >> rank % _BITS & 1]
 
     def clear(self, channel: Channel) -> None:
         """Take the keys away: all ranks have come."""
         if channel.read(_SIGNED) is not None:
-            channel.delete(_SIGNED, *dict.fromkeys(map(self._key, range(self._size))))
+            channel.delete(_SIGNED, *self._keys())
 
-    @staticmethod
-    def _key(rank: int) -> str:
-        return f"{_SIGNED}/{rank // _BITS}"
+    def _keys(self) -> list[str]:
+        return [f"{_SIGNED}/{word}" for word in range(-(-self._size // _BITS))]

@@ -108,7 +108,7 @@ class RoomFor:
         """
         self._arena = arena = Arena(self._seat)
         empty = [slot for slot in arena.adopt() if slot.record is None]
-        same = sum(slot.record is not None and self._is_of_the_version(slot.record) for slot in arena.slots)
+        same = sum(slot.record is not None and slot.record.version == self._record.version for slot in arena.slots)
         if self._replicas is not None and same + 1 >= max(slots_needed(1), len(arena.slots)):
             return None
         if empty:
@@ -120,10 +120,6 @@ class RoomFor:
             return None
         slot.invalidate()
         return slot
-
-    def _is_of_the_version(self, record: ShardRecord) -> bool:
-        mine = self._record
-        return (record.incarnation, record.run, record.step) == (mine.incarnation, mine.run, mine.step)
 
     def _release(self) -> None:
         if self._arena is not None:

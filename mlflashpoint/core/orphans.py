@@ -57,7 +57,7 @@ def free_slots(seat: Path, newest: VersionKey | None = None) -> int:
     for slot in scan_seat(seat):
         record = slot.record
         if record is not None and newest is not None:
-            kept = (record.incarnation, record.run, record.step) == newest[:3]
+            kept = record.version == newest[:3]
             tenant = Tenant(Version(record.incarnation, record.step), failed=not kept)
             if not may_overwrite(tenant, Version(newest.incarnation, newest.step)):
                 continue

@@ -31,7 +31,7 @@ class SlotPool:
         Of its versions only the ``complete`` ones count: all others are incomplete for good, or abandoned.
         """
         with self._changed:
-            runs = {(key.incarnation, key.run, key.step) for key in complete}
+            runs = {key[:3] for key in complete}
             self._complete = {Version(key.incarnation, key.step) for key in complete}
             self._newest = max(self._complete, default=None)
             self._tenants = []
@@ -39,7 +39,7 @@ class SlotPool:
                 if record is None:
                     self._tenants.append(Tenant())
                 else:
-                    lost = (record.incarnation, record.run, record.step) not in runs
+                    lost = record.version not in runs
                     self._tenants.append(Tenant(Version(record.incarnation, record.step), failed=lost))
             self._changed.notify_all()
 

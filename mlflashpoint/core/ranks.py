@@ -35,10 +35,10 @@ class Ranks:
             )
 
 
-def named(ranks: Sequence[int]) -> str:
-    """The ranks as a text names them, the first of many."""
-    shown = ", ".join(map(str, ranks[:_NAMED]))
-    more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
+def named(ranks: Sequence[int], most: int = _NAMED) -> str:
+    """The ranks as a text names them, ``most`` of many."""
+    shown = ", ".join(map(str, ranks[:most]))
+    more = f" and {len(ranks) - most} more" if len(ranks) > most else ""
     return f"rank{'s' if len(ranks) != 1 else ''} {shown}{more}"
 
 

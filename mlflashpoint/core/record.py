@@ -51,6 +51,11 @@ class ShardRecord:
     run: str = ""
     format_version: int = FORMAT_VERSION
 
+    @property
+    def version(self) -> tuple[int, str, int]:
+        """Incarnation, its run, and step: which version of its group it is of; a VersionKey begins with the same."""
+        return self.incarnation, self.run, self.step
+
     def to_json(self) -> bytes:
         """As its file has it, with a digest of itself."""
         return seal(dataclasses.asdict(self))

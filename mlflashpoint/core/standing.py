@@ -66,7 +66,7 @@ class Standing:
             return True
         if not self._based or record.incarnation >= self._session.number(0):
             return False
-        return (record.incarnation, record.run, record.step) not in {key[:3] for key in self.found}
+        return record.version not in {key[:3] for key in self.found}
 
     @property
     def superseded(self) -> bool:

@@ -233,11 +233,16 @@ def test_a_lower_step_without_a_word_is_taken_for_a_rollback(make):
     assert store.find_latest().step == 15
 
 
-def test_resuming_from_an_older_step_than_the_newest_keeps_that_one_until_a_newer_is_whole(make):
+def saved_before(make, *steps):
+    """What an earlier start has left."""
     store = make()
-    for step in (10, 20):
+    for step in steps:
         store.save(state(step, 0), step=step, wait=True)
     store.close()
+
+
+def test_resuming_from_an_older_step_than_the_newest_keeps_that_one_until_a_newer_is_whole(make):
+    saved_before(make, 10, 20)
     again = make()
     assert again.find_latest().step == 20
     again.resumed(10)
@@ -258,10 +263,7 @@ def test_a_job_that_never_says_where_it_went_on_goes_on_from_what_it_loaded(make
 
 
 def test_a_version_that_was_loaded_by_other_means_counts_as_loaded(make):
-    store = make()
-    for step in (10, 20):
-        store.save(state(step, 0), step=step, wait=True)
-    store.close()
+    saved_before(make, 10, 20)
     again = make()
     again.find_latest()
     again.loaded(10)

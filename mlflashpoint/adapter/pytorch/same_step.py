@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch.distributed.checkpoint.planner import SavePlan
 
 from mlflashpoint.adapter.pytorch.going_back import decided
+from mlflashpoint.core.ranks import named
 from mlflashpoint.core.visits import Back
 from mlflashpoint.errors import StepError
 
@@ -111,11 +112,7 @@ def compared(plans: Sequence[SavePlan], *, world_size: int) -> list[SavePlan]:
     of: dict[str, list[int]] = {}
     for rank, mark in marks.items():
         of.setdefault(mark.version, []).append(rank)
-    told = "; ".join(
-        f"{version}: {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks[:_NAMED]))}"
-        f"{f' and {len(ranks) - _NAMED} more' if len(ranks) > _NAMED else ''}"
-        for version, ranks in list(of.items())[:_NAMED]
-    )
+    told = "; ".join(f"{version}: {named(ranks, _NAMED)}" for version, ranks in list(of.items())[:_NAMED])
     raise StepError(
         f"the ranks save different steps ({told})" if len(steps) > 1 else f"some ranks save elsewhere ({told})",
         remedy="nothing was saved; pass the same checkpoint_id on all ranks",

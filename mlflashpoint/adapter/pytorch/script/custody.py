@@ -49,7 +49,6 @@ class Custody:
         self._since = 0
         self._neighbours = Neighbours()
         self._released: list[tuple[Path, int]] = []
-        self._has_saved = False
 
     def decide(self, path: Path, every: int) -> dict[str, Any]:
         """What the save to ``path`` is to be; for rank 0.
@@ -103,12 +102,11 @@ class Custody:
                 path.rmdir()
             raise
         self._since += 1
-        self._has_saved = True
         self._append(Saved(path, token, depth))
 
     def durable_begins(self, path: Path) -> None:
         """A durable save to ``path`` is under way."""
-        self._pending = self._has_saved = True
+        self._pending = True
         self._append(Saved(path))
 
     def durable_ends(self, path: Path, failed: bool = False) -> None:
@@ -164,13 +162,14 @@ class Custody:
         """The script has loaded ``path`` again, and may go on from there."""
         self._previous, self._previous_is_own = path, False
 
-    def at_end(self) -> dict[str, list[str]]:
+    def at_end(self, has_saved: bool) -> dict[str, list[str]]:
         """What to make durable at the end: the newest checkpoint, and all that the script has taken another way.
 
-        Which one that is can't be told of a start that has saved nothing: then it is all that it has loaded.
+        Which one is the newest can't be told of a start that has not saved: then it is all that it has loaded.
         """
-        newest = self._newest()
-        last = [saved for saved in self._saved if saved.token] if not self._has_saved else [newest] if newest else []
+        last = [saved for saved in self._saved if saved.token]
+        if has_saved:
+            last = [saved for saved in last if saved is self._newest()]
         if not last:
             return {}
         for saved in self._saved:

@@ -67,7 +67,7 @@ def finish() -> CheckpointException | None:
 
 def _wanted(stream: Stream) -> dict[str, list[str]]:
     with stream.uploads.noted():
-        return stream.custody.at_end()
+        return stream.custody.at_end(stream.has_saved)
 
 
 def _at_exit() -> None:
