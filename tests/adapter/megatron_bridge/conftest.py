@@ -139,13 +139,12 @@ class Memory:
         *,
         at: int,
         committed: int | None = None,
-        ranks: range = range(RANKS),
         **request: object,
     ) -> Run:
-        """Train until after step ``at``, wait for ``ranks`` to commit that step (or ``committed``), kill every rank."""
+        """Train until after step ``at``, wait for every rank to commit that step (or ``committed``), kill them all."""
         run = fleet.start(options, environ, hold_at=at, **request)
         run.wait_for("holding")
-        self.wait_for(at if committed is None else committed, ranks)
+        self.wait_for(at if committed is None else committed)
         run.kill()
         return run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -120,21 +121,24 @@ def test_a_corrupted_shard_is_noticed_and_every_rank_takes_the_next_older_versio
     same_end(resumed, straight())
 
 
-def test_a_rank_without_a_store_trains_on_and_no_version_is_chosen(
+def test_a_rank_without_a_store_trains_on_and_no_version_is_stored(
     fleets: Fleets, memory: Memory, options: dict, straight: Callable[..., Run]
 ) -> None:
+    """None could become complete, so the other rank stages nothing: it skips, and says whose store is missing."""
     memory.base.mkdir(mode=0o700)
     in_the_way = memory.base.with_name(f"{memory.job_id}-file")
     in_the_way.touch()
     try:
         broken = {"1": {"MLFLASHPOINT_BASE_CONTAINER": str(in_the_way)}}
-        first = memory.crash(
-            fleets("on"), options, memory.environ(), at=4, committed=2, ranks=range(1), environ_of_rank=broken
-        )
+        first = fleets("on").start(options, memory.environ(), hold_at=4, environ_of_rank=broken)
+        first.wait_for("holding")
+        first.kill()
+        assert memory.steps(rank=0) == {}
         resumed = fleets("on").run(options, memory.environ(), environ_of_rank=broken)
     finally:
         in_the_way.unlink()
     assert '"ok": false' in first.log(1)
+    assert re.search(r"the ranks skip this save together: .*rank 1", first.log(0))
     assert starts(resumed) == [0] * RANKS
     same_end(resumed, straight())
 
