@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -121,7 +122,11 @@ def _serve(recipe: Path) -> dict | None:
     _answers = os.dup(1)
     os.dup2(2, 1)
     sys.path[0] = str(recipe.parent)
+    # Nothing that is imported is garbage: looking for it takes an eighth of the time, and the ranks a look each.
+    gc.disable()
     module = importlib.import_module(recipe.stem)
+    gc.freeze()
+    gc.enable()
     for line in sys.stdin:
         job = json.loads(line)
         answer = _run(module, job)

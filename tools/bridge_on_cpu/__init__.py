@@ -27,12 +27,15 @@ def settle() -> None:
     import megatron.bridge.peft.utils as adapters
     import megatron.bridge.training.initialize as initialize
     import megatron.bridge.training.setup as setup
+    from megatron.core.datasets.gpt_dataset import MockGPTLowLevelDataset
 
     from . import adam
 
     setup.initialize_megatron = functools.partial(initialize.initialize_megatron, allow_no_cuda=True)
     # The wheel carries the compiled helpers; building them again would need make and pybind11.
     initialize.compile_helpers = lambda: None
+    # Two million tokens, and not the 200 million whose samples every start would shuffle.
+    MockGPTLowLevelDataset.size = 1000
     adam.install()
     if importlib.util.find_spec("transformer_engine") is None:
         # Megatron-Core's names for Transformer Engine's layers exist without it, as None, and Bridge takes them for it.

@@ -20,12 +20,15 @@ def on_cpu():
 
     import megatron.core.datasets.utils as dataset_utils
     from bridge_on_cpu import adam
+    from megatron.core.datasets.gpt_dataset import MockGPTLowLevelDataset
     from megatron.training import initialize
 
     training = importlib.import_module("megatron.training.training")
     training.initialize_megatron = functools.partial(initialize.initialize_megatron, allow_no_cuda=True)
     # The wheel carries the compiled helpers; building them again would need make and pybind11.
     dataset_utils.compile_helpers = lambda: None
+    # Two million tokens, and not the 200 million whose samples every start would shuffle.
+    MockGPTLowLevelDataset.size = 1000
     adam.install()
 
 
