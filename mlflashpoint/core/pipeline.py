@@ -73,13 +73,14 @@ class Pipeline:
             the bytes staged.
 
         Raises:
-            SlotBusyError: some rank still needs all its slots; all skip the save.
+            SlotBusyError: some rank still needs all its slots, or has no memory store; all skip the save.
             StepError: the other ranks have gone back, and this one has not.
             FlashpointError: the state can't be stored; nothing is half written.
         """
         try:
             self._settlement.require_in_step(ticket)
             seat, planned = self._session.seat, self._saver.plan(state)
+            self._wait.check()
             arena = self._slots.prepare(seat, planned.nbytes)
             ticket.index = self._wait.take(ticket)
         finally:
@@ -104,6 +105,11 @@ class Pipeline:
             self._pool.freed(ticket.index)
             raise
         return staged.nbytes
+
+    @property
+    def storeless(self) -> str:
+        """Why no save of this start can succeed, in words; empty if it can, and before this rank knows."""
+        return self._settlement.storeless
 
     def roll_back(self, step: int) -> None:
         """Training goes back to ``step`` within this process, which begins a new epoch."""

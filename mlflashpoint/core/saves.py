@@ -129,7 +129,7 @@ class Saves:
                 last.step,
             )
             self._roll_back(-1)
-        elif last is None and self._session.resumed_from[-1] is None:
+        elif last is None and self._session.resumed_from[-1] is None and not self._pipeline.storeless:
             self.resumed(self._loads.origin(step))
         self._loads.release()
         epoch, first = self._session.epoch, self._last is None

@@ -55,15 +55,20 @@ class SlotWait:
         self._in_vain = 0
         self._shortest_s = max(_SHORTEST_S, _LOOKS * shortest_pause(settlement.world_size))
 
+    def check(self) -> None:
+        """Raise SlotBusyError if some rank has no memory store, as all ranks know: no save of this start can succeed.
+
+        Apart from ``take`` and before there are slots: such a start leaves in memory what earlier ones left there.
+        """
+        if storeless := self._settlement.storeless:
+            raise SlotBusyError(f"the ranks skip this save together: {storeless}", remedy=_START_AGAIN)
+
     def take(self, ticket: Ticket) -> int:
         """Index of a slot that nothing needs any more, marked busy, once every rank has one.
 
         Raises:
-            SlotBusyError: some rank has none, or no memory store; the others are told, and skip the save as well.
+            SlotBusyError: some rank has none; the others are told, and skip the save as well.
         """
-        if storeless := self._settlement.storeless:
-            # As all ranks know, and it stays so until the job is started again.
-            raise SlotBusyError(f"the ranks skip this save together: {storeless}", remedy=_START_AGAIN)
         gate = self._settlement.gate
         ticket.entrance = gate.enter(ticket.step)
         index = self._pool.take(0, gate.verdict)

@@ -27,6 +27,7 @@ def waits(world_size, *, times, busy_wait_s=5.0, certain=False, storeless=""):
     wait = SlotWait(SimpleNamespace(busy_wait_s=busy_wait_s), pool, settlement, worker, None)
     for step in range(times):
         with pytest.raises(SlotBusyError):
+            wait.check()
             wait.take(Ticket(step, 0, ""))
     return [wait_s for wait_s in asked if wait_s]
 

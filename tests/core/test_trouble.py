@@ -116,6 +116,17 @@ def test_another_jobs_container_on_one_rank_means_no_memory_for_all_and_no_hang(
     assert {r["step"] for r in Life(bodies.find_only, 1, other, job_id="someone-else").results().values()} == {1}
 
 
+@pytest.mark.parametrize("name", ["base", "mine"], ids=["on one node", "each on its own"])
+def test_a_save_that_is_skipped_for_want_of_a_store_gives_nothing_in_memory_up(base, name):
+    mine, other = base.with_name(name), base.with_name("other")
+    Life(bodies.save_steps, 2, None, [5], bases=[base, mine]).results()
+    Life(bodies.save_steps, 1, other, [1], job_id="someone-else").results()
+    broken = Life(bodies.save_without_a_word, 2, None, [1, 2], bases=[base, other]).results()
+    assert broken == {rank: {"found": None, "saved": [False, False]} for rank in range(2)}
+    found = Life(bodies.find_only, 2, None, bases=[base, mine]).results()
+    assert {result["step"] for result in found.values()} == {5}
+
+
 def test_a_cause_that_lasts_is_one_line_on_each_rank_and_no_remedy_is_repeated(base):
     Life(bodies.save_steps, 1, base, [1], job_id="someone-else").results()
     results = Life(bodies.save_steps, 2, base, [1, 2, 3, 4], wish={"whole": False}).results()
