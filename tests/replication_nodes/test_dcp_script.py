@@ -32,7 +32,8 @@ class ScriptJob:
         self.log = outcome.log
         assert not outcome.late, f"the job hangs\n{self.log}"
         assert any(outcome.statuses) == fails, self.log
-        return [json.loads((out / f"report-{rank}.json").read_text()) for rank in range(len(PLACES))]
+        reports = [out / f"report-{rank}.json" for rank in range(len(PLACES))]
+        return [json.loads(path.read_text()) if path.exists() else None for path in reports]
 
     def replace(self, node):
         self.cluster.kill_node(node)
@@ -88,6 +89,19 @@ def test_replace_goes_on_from_memory_whichever_node_is_lost_and_ends_with_a_dura
     last = one.start("--steps", 8, agent=False)
     assert [report["resumed"] for report in last] == [8] * len(PLACES)
     assert [report["digests"]["8"] for report in last] == [report["digests"]["8"] for report in straight]
+
+
+@pytest.mark.parametrize("victim", PLACES)
+def test_a_checkpoint_whose_folder_was_not_made_before_the_job_died_gets_it_at_the_next_start(job, straight, victim):
+    one = job("replace")
+    one.start("--steps", 8, "--die-making", "step-4", fails=True)
+    assert set(one.folders(0)) == {"step-1", "step-2", "step-3"}
+    one.replace(victim)
+    # What is left of the older version, whose folder the script finds, is half of it.
+    one.start("--steps", 8, fails=True)
+    assert f"start again, and the script finds {one.checkpoints / 'step-4'}" in one.log
+    assert set(one.folders(0)) == {"step-1", "step-4"}
+    assert jobs.resumed_as(straight, one.start("--steps", 8)) == 4
 
 
 def test_augment_goes_on_from_memory_when_a_node_is_lost_and_leaves_the_durable_saves_as_they_are(job, straight):

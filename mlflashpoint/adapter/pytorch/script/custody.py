@@ -15,7 +15,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from mlflashpoint.adapter.pytorch.script import marker, protection
+from mlflashpoint.adapter.pytorch.script import folder, marker, protection
 from mlflashpoint.adapter.pytorch.script.journal import Journal
 from mlflashpoint.adapter.pytorch.script.line import alike, depth_of, goes_up, inner, step_folder
 from mlflashpoint.adapter.pytorch.script.neighbours import Neighbours
@@ -85,22 +85,11 @@ class Custody:
         if self._durable is None or depth is None:
             raise FileNotFoundError("there is no durable checkpoint of the same family")
         self._durable = self._durable.filled()
-        made = not path.exists()
-        path.mkdir(parents=True, exist_ok=True)
         newest = self._newest()
-        try:
-            before = newest.path if newest and newest.depth == depth else None
-            protection.protect(path, self._durable, depth, before)
-            links = step_folder(path, depth) / protection.LINKS
-            durable, since = str(self._durable.path), self._since + 1
-            marker.write(
-                path, marker.Marker(str(path), self._job, self._group, number, token, durable, since, depth), links
-            )
-        except OSError:
-            marker.erase(path)
-            if made and not any(path.iterdir()):
-                path.rmdir()
-            raise
+        before = newest.path if newest and newest.depth == depth else None
+        durable, since = str(self._durable.path), self._since + 1
+        mark = marker.Marker(str(path), self._job, self._group, number, token, durable, since, depth)
+        folder.make(path, mark, self._durable, before)
         self._since += 1
         self._append(Saved(path, token, depth))
 

@@ -21,6 +21,7 @@ from mlflashpoint.adapter.pytorch.script.retirement import retire
 from mlflashpoint.adapter.pytorch.script.saves import BROKEN, Original, stand_in
 from mlflashpoint.adapter.pytorch.script.stream import Stream, Version
 from mlflashpoint.adapter.pytorch.script.streams import abandon, stream_of
+from mlflashpoint.adapter.pytorch.script.successor import make_folder
 from mlflashpoint.errors import FlashpointError, NoVersionError, PeerError
 from mlflashpoint.settings import StoreConfig
 
@@ -198,7 +199,8 @@ def _judge(stream: Stream, path: Path, versions: Sequence[Version] | None) -> di
         )
         return {"source": "lost", "token": "", "note": note}
     try:
-        left = retire(path, mark, tokens)
+        newer = make_folder(path, mark, versions[0]) if versions else None
+        left = retire(path, mark, tokens, newer)
     except OSError as error:
         return {
             "source": "lost",
@@ -206,7 +208,11 @@ def _judge(stream: Stream, path: Path, versions: Sequence[Version] | None) -> di
             "note": f"load {mark.last_durable}; {path} stays in the way: {error}",
         }
     note = f"start again, and the script finds the last durable checkpoint {left}; the folder of this one is taken away"
-    if left is None:
+    if newer is not None:
+        note = (
+            f"start again, and the script finds {newer}, a newer one, in memory; the folder of this one is taken away"
+        )
+    elif left is None:
         note = f"the last durable checkpoint {mark.last_durable} was deleted: start again from an older one"
     return {"source": "lost", "token": "", "note": note}
 

@@ -20,7 +20,7 @@ log = logging.getLogger("mlflashpoint.adapter")
 _HIDDEN = ".mlflashpoint-lost-"
 
 
-def retire(folder: Path, mark: marker.Marker, recoverable: Set[str]) -> Path | None:
+def retire(folder: Path, mark: marker.Marker, recoverable: Set[str], newer: Path | None = None) -> Path | None:
     """Take ``folder`` and its like out of the script's sight, all of them checkpoints that memory has lost.
 
     A folder that is not where it was saved is taken away alone: what lies around it is not known.
@@ -29,6 +29,7 @@ def retire(folder: Path, mark: marker.Marker, recoverable: Set[str]) -> Path | N
         folder: the folder that the script wants to load.
         mark: what it says.
         recoverable: tokens of the versions that memory has, whose folders stay.
+        newer: folder of one of them that the script is to go on from, None for the last durable checkpoint.
 
     Returns:
         the last durable checkpoint's folder, None if there is no such folder any more. Raises OSError.
@@ -45,8 +46,9 @@ def retire(folder: Path, mark: marker.Marker, recoverable: Set[str]) -> Path | N
     left = durable if marker.identity(durable) is not None else None
     for path in lost:
         step = step_folder(path, depth)
-        if left is not None:
-            _repoint(step, step_folder(left, mark.depth) if at_home else left)
+        target = newer or left
+        if target is not None:
+            _repoint(step, step_folder(target, mark.depth) if at_home else target)
         marker.erase(path)
         if left is not None or marker.identity(step / protection.LINKS / inner(path, depth)) is None:
             protection.drop(path, depth)

@@ -86,7 +86,7 @@ def save(original: Original, args: tuple[Any, ...], kwargs: Mapping[str, Any], *
             log,
             "memory",
             stream.number + 1,
-            lambda: stream.save(state, decision["token"], asked.planner, wait=False),
+            lambda: stream.save(state, decision["token"], asked.path, asked.planner, wait=False),
         )
     return _durably(original, stream, asked.path, state, kwargs, is_async, decision["token"])
 
@@ -135,7 +135,7 @@ def _durably(
 def _to_memory_alone(stream: Stream, asked: Request, state: Mapping[str, Any], token: str) -> Any:
     """Save to memory in the place of the durable save; None if that is to be made after all, by all ranks."""
     number = stream.number + 1
-    saved = timed(log, "memory", number, lambda: stream.save(state, token, asked.planner, wait=True))
+    saved = timed(log, "memory", number, lambda: stream.save(state, token, asked.path, asked.planner, wait=True))
     outcome = hold(lambda: _show(stream, asked.path, number, token), trouble="" if saved is not None else "it failed")
     if not outcome.answer:
         if stream.runtime.rank == 0 and not stream.warned:

@@ -45,10 +45,11 @@ _BACK = 3
 
 @dataclass(frozen=True)
 class Version:
-    """A version in memory: its number, the token in its shards, and its id."""
+    """A version in memory: its number, the token in its shards, the folder that it was saved to, and its id."""
 
     number: int
     token: str
+    folder: str
     id: CheckpointContainerId
 
 
@@ -131,15 +132,16 @@ class Stream:
         self.number = max(self.number, newest.step)
         found: list[Version] = []
         for number in range(newest.step, max(-1, newest.step - 1 - _BACK), -1):
-            token = self._token_of(self.store.version(number), number == newest.step)
-            outcome = hold(trouble="" if token is not None else "it has no such version")
+            version = self._version(number, number == newest.step)
+            outcome = hold(trouble="" if version is not None else "it has no such version")
             if outcome.rank == -1:
                 raise PeerError(f"the ranks did not come together: {outcome.trouble}", rank=self.runtime.rank)
-            if outcome.ok and token is not None:
-                found.append(Version(number, token, self.store.version(number)))
+            if outcome.ok and version is not None:
+                found.append(version)
         return found
 
-    def _token_of(self, version: CheckpointContainerId, is_newest: bool) -> str | None:
+    def _version(self, number: int, is_newest: bool) -> Version | None:
+        version = self.store.version(number)
         try:
             if is_newest:
                 reader = self.store.reader
@@ -150,15 +152,18 @@ class Stream:
                 shards = Shards.on_node(version, self.runtime.group)
                 content = shards.side_file(self.runtime.rank % shards.world_size, SIDE_FILE)
                 shards.close()
-            return None if content is None else str(json.loads(content)["token"])
+            if content is None:
+                return None
+            said = json.loads(content)
+            return Version(number, str(said["token"]), str(said.get("folder", "")), version)
         except NoVersionError:
             return None
-        except (FlashpointError, ValueError, KeyError, TypeError) as error:
+        except (FlashpointError, ValueError, KeyError, TypeError, AttributeError) as error:
             log.warning("the version %s is left out: %s", version, error)
             return None
 
-    def save(self, state: Mapping[str, Any], token: str, planner: Any, *, wait: bool) -> Metadata | None:
-        """Store a checkpoint in memory, by which ``token`` it is known again; collective.
+    def save(self, state: Mapping[str, Any], token: str, folder: Path, planner: Any, *, wait: bool) -> Metadata | None:
+        """Store the checkpoint of ``folder`` in memory, where it is known again by ``token``; collective.
 
         Returns:
             its metadata; None if it failed, or with ``wait`` if this rank has not committed it. Raises nothing: DCP
@@ -168,7 +173,7 @@ class Stream:
         self.has_saved = True
         number = self.number
         writer = self.store.writer
-        writer.side_files = {SIDE_FILE: json.dumps({"token": token}).encode()}
+        writer.side_files = {SIDE_FILE: json.dumps({"token": token, "folder": str(folder)}).encode()}
         metadata: Metadata
         try:
             with _quiet():

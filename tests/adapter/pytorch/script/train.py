@@ -32,6 +32,7 @@ def options():
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--die-after", type=int, default=0)
     parser.add_argument("--die-by", choices=("SIGKILL", "SIGTERM"), default="SIGKILL")
+    parser.add_argument("--die-making", default="", help="die when the folder of this name is about to be made")
     parser.add_argument("--save", choices=("sync", "thread", "process"), default="sync")
     parser.add_argument("--keep", type=int, default=0, help="newest folders kept")
     parser.add_argument("--one-name", action="store_true", help="save under one name")
@@ -40,6 +41,19 @@ def options():
     parser.add_argument("--full-from", type=int, default=0, help="rank 1's memory takes no more from this step on")
     parser.add_argument("--foreign", action="store_true", help="save as frameworks do")
     return parser.parse_args()
+
+
+def die_making(name):
+    """On a rank that is about to make the folder, as if a slow file system had let the node die meanwhile."""
+    make = Path.mkdir
+
+    def mkdir(self, *args, **kwargs):
+        if self.name == name:
+            time.sleep(1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        make(self, *args, **kwargs)
+
+    Path.mkdir = mkdir
 
 
 class Training(Stateful):
@@ -133,6 +147,8 @@ def main():
     if arguments.kind != "single":
         dist.init_process_group("gloo")
     rank = dist.get_rank() if dist.is_initialized() else 0
+    if arguments.die_making:
+        die_making(arguments.die_making)
     training = Training(arguments.kind)
     report = {"resumed": None, "digests": {}, "kept": None}
     if arguments.foreign:
