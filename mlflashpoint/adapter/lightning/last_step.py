@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from mlflashpoint.adapter.lightning import loaders
 from mlflashpoint.adapter.lightning.kinds import diverted
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class _Run:
         del vars(loop)["run"]
         if self.before is not None:
             vars(loop)["run"] = self.before
+        loaders.put_back(loop)
         if not self._is_last():
             loop.run()
             return
