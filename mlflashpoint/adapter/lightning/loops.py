@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from mlflashpoint.adapter.lightning import loaders
+
 
 def count(trainer: Any, loops: dict[str, Any]) -> None:
     """Put right what ``dump_checkpoint`` says of the loops at ``on_train_batch_end``.
@@ -86,7 +88,7 @@ def go_on(trainer: Any, *, whole: bool, last: bool = False) -> None:
     else:
         _step_plateaus(trainer)
     if _no_batch_left(batches):
-        _pass_the_end(loop)
+        loaders.pass_the_end(loop)
         if not due and not last:
             validation._has_run = True
 
@@ -101,7 +103,7 @@ def _go_back_behind_the_batch(loop: Any, whole: bool) -> bool:
         # The epoch stays over, and the next one starts like any other.
         loop.trainer._logger_connector.reset_results()
         loop.reset_restart_stage()
-        _pass_the_end(loop)
+        loaders.pass_the_end(loop)
         return False
     if over:
         for counters in (progress.current, progress.total):
@@ -117,22 +119,6 @@ def _step_plateaus(trainer: Any) -> None:
     known = trainer.callback_metrics
     if all(not one.reduce_on_plateau or one.monitor in known for one in trainer.lr_scheduler_configs):
         trainer.fit_loop.epoch_loop.update_lr_schedulers("step", update_plateau_schedulers=True)
-
-
-def _pass_the_end(loop: Any) -> None:
-    """Let loaders that can be resumed know that the epoch is over.
-
-    What they have stored says that the last batch was given, not that there is none left. Such a loader gives the next
-    epoch, for which the loop does not ask it to begin anew, no batch at all.
-    """
-    loader = loop._combined_loader
-    states = loader._state_dicts()
-    if not states:
-        return
-    if next(loader, None) is not None:
-        # It begins the next epoch by itself.
-        loader._load_state_dicts(states)
-    iter(loop._data_fetcher)
 
 
 def _no_batch_left(batches: Any) -> bool:

@@ -75,6 +75,7 @@ class FitSession:
         self._resumed: FromMemory | None = None
         self._in_resumed_epoch = False
         self._at_last_step = False
+        self._can_end = self._ended = False
         self._skipped_for: int | None = None
         self._left = LeftSteps()
         self._told: set[str] = set()
@@ -124,7 +125,7 @@ class FitSession:
         """The Trainer has loaded ``found``."""
         self._resumed = found
         tuners.leave_out(trainer, found.tuned)
-        last_step.watch(trainer, lambda: self._is_last_step(trainer), lambda: self._need.finished())
+        last_step.watch(trainer, lambda: self._is_last_step(trainer), self._ran)
 
     def reopen(self, trainer: Any) -> None:
         """The Trainer of a recipe's own session fits, perhaps not for the first time."""
@@ -148,17 +149,25 @@ class FitSession:
         self._told.add(str(error))
         _log.error("%s. It counts for no durable save", error)
 
+    def _ran(self) -> None:
+        """The fit loop has come to its end; if it trained nothing, it may have been left the end of an epoch to do."""
+        if self._at_last_step or self._ended:
+            self._need.finished()
+
+    def _can_be_ended(self, trainer: Any, resumed: FromMemory) -> bool:
+        try:
+            return last_step.can_be_ended(trainer, resumed)
+        except Exception as error:  # a release, or a recipe, that keeps its plans another way
+            _log.debug("whether the training can be ended can't be told: %s", error)
+            return False
+
     def _is_last_step(self, trainer: Any) -> bool:
         """Whether this fit goes on from the last step of its training, and is to end it; one answer for all ranks."""
         resumed = self._resumed
         if self.closed or resumed is None or not last_step.is_reached(trainer):
             return False
-        try:
-            # Where a durable checkpoint has the step too, its end may have begun.
-            can = self._need.held is not None and last_step.can_be_ended(trainer, resumed)
-        except Exception as error:  # a release, or a recipe, that keeps its plans another way
-            _log.debug("whether the training can be ended can't be told: %s", error)
-            can = False
+        # Where a durable checkpoint has the step too, its end may have begun.
+        can = self._need.held is not None and self._can_be_ended(trainer, resumed)
         self._at_last_step = self.runtime.agree("lightning/last-step", can)
         if self._at_last_step:
             _log.info("step %d is the last of the training: what comes behind it is done now", resumed.step)
@@ -176,6 +185,8 @@ class FitSession:
             self.runtime.resumed(trainer.global_step)
         self._in_resumed_epoch = self._resumed is not None
         resumed, self._resumed, self.found = self._resumed, None, None
+        self._ended = False
+        self._can_end = resumed is not None and last_step.makes_up(trainer) and self._can_be_ended(trainer, resumed)
         tuners.allow(trainer)
         if resumed is not None:
             if resumed.logged is not None:
@@ -209,6 +220,7 @@ class FitSession:
         """An epoch is trained; its schedulers have not been stepped yet."""
         if self._in_resumed_epoch:
             self._in_resumed_epoch = False
+            self._ended = self._can_end
             loops.end_epoch(trainer)
 
     def batch_ended(self, trainer: Any) -> None:
@@ -288,7 +300,7 @@ class FitSession:
         """The fit is over: if it ended well on all ranks the versions go, unless they are to be kept, or needed."""
         # A session of the recipe's own lives as long as its Trainer.
         self.found = self._resumed = None
-        self._at_last_step = False
+        self._at_last_step = self._ended = False
         need, self._need = self._need, Need()
         if self.closed:
             return

@@ -65,6 +65,9 @@ class Passes(Batches):
             self.position += 1
             yield self.data[start : start + self.batch]
 
+    def state_dict(self) -> dict:
+        return {"position": self.loaded or self.position}
+
     def load_state_dict(self, state: dict) -> None:
         self.loaded = state["position"]
 
@@ -84,7 +87,7 @@ class Model(L.LightningModule):
         )
 
     def training_step(self, batch, index):
-        loss = self.net(batch).pow(2).mean()
+        loss = self.net(torch.cat(batch) if isinstance(batch, list) else batch).pow(2).mean()
         self.log("loss", loss)
         if self.schedule == "mean":
             self.log("mean", loss, on_step=False, on_epoch=True)
@@ -97,6 +100,10 @@ class Model(L.LightningModule):
         optimizer = torch.optim.Adam(self.parameters(), self.rate)
         if self.schedule == "epoch":
             return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+        if self.schedule == "estimated":
+            # asks for the length of the training, for which Lightning sets the loader up
+            cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, self.trainer.estimated_stepping_batches)
+            return [optimizer], [{"scheduler": cycle, "interval": "step"}]
         if self.schedule in PLATEAUS:
             # no metric ever improves by that much: each step but the first halves the rate
             plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(

@@ -40,6 +40,7 @@ OnExceptionCheckpoint = importlib.import_module(f"{PACKAGE}.callbacks").OnExcept
 Timer = importlib.import_module(f"{PACKAGE}.callbacks").Timer
 BatchSizeFinder = importlib.import_module(f"{PACKAGE}.callbacks").BatchSizeFinder
 LearningRateFinder = importlib.import_module(f"{PACKAGE}.callbacks").LearningRateFinder
+CombinedLoader = importlib.import_module(f"{PACKAGE}.utilities").CombinedLoader
 CSVLogger = importlib.import_module(f"{PACKAGE}.loggers").CSVLogger
 AsyncCheckpointIO = importlib.import_module(f"{PACKAGE}.plugins.io").AsyncCheckpointIO
 
@@ -126,7 +127,8 @@ class Watcher(L.Callback):
     def die_behind(self, trainer, hook: str) -> None:
         """The kill that comes when the last step is trained and saved to memory."""
         self.ended.append([hook, trainer.global_step, trainer.current_epoch])
-        if self.args.kill_behind == hook and trainer.global_step == self.args.steps:
+        last = self.args.steps if self.args.epochs is None else self.args.epochs * trainer.num_training_batches
+        if self.args.kill_behind == hook and trainer.global_step == last:
             time.sleep(self.args.settle_s)
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -167,7 +169,10 @@ def parse(argv: list[str]):
     parser.add_argument("--ckpt-path")
     parser.add_argument("--stateless", action="store_true", help="a data loader that can't be resumed")
     parser.add_argument("--passes", action="store_true", help="a data loader that goes on once, and then begins anew")
-    parser.add_argument("--schedule", choices=("step", "epoch", *PLATEAUS), default="step")
+    parser.add_argument("--cycle", action="store_true", help="two such loaders, of which the shorter begins anew")
+    parser.add_argument("--limit", type=json.loads, help="how much of the data an epoch has, as number or fraction")
+    parser.add_argument("--overfit", type=json.loads, default=0.0)
+    parser.add_argument("--schedule", choices=("step", "epoch", "estimated", *PLATEAUS), default="step")
     parser.add_argument("--width", type=int, default=WIDTH)
     parser.add_argument("--kill-at", type=int)
     parser.add_argument("--kill-rank", type=int, default=0, help="-1: every rank")
@@ -241,6 +246,8 @@ def trainer_for(args, watcher, io, folder: Path):
         max_steps=args.steps,
         fast_dev_run=args.fast_dev_run,
         max_epochs=args.epochs,
+        limit_train_batches=args.limit,
+        overfit_batches=args.overfit,
         max_time=args.max_time,
         accumulate_grad_batches=args.accumulate,
         callbacks=callbacks,
@@ -294,6 +301,8 @@ def main(argv: list[str]) -> None:
         loader = (Passes if args.passes else Batches)(rank)
         if args.stateless:
             loader = torch.utils.data.DataLoader(loader.data, batch_size=4)
+        if args.cycle:
+            loader = CombinedLoader([loader, Passes(rank + 1, 6)], "max_size_cycle")
         path = args.ckpt_path and args.ckpt_path.replace("{rank}", str(rank))
         # Each pass begins anew, and draws a random number.
         validation = torch.utils.data.DataLoader(Batches(rank).data, batch_size=4)

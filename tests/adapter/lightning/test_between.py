@@ -62,6 +62,18 @@ def test_a_validation_that_was_due_at_the_save_is_made_behind_the_resume(new_job
     assert exact(again.results[0]) == exact(straight) and again.results[0]["scores"] == straight["scores"]
 
 
+@pytest.mark.parametrize(
+    ("more", "every"), [(("--schedule", "estimated"), 9), (("--limit", "8"), 8)], ids=["estimated", "limit"]
+)
+def test_a_loader_that_can_be_resumed_gives_the_same_batches(new_job, more, every):
+    argv = ("--steps", "-1", "--epochs", "2", "--passes", *more)
+    straight = new_job("straight").run(*argv, save_every_n_steps=None).results[0]
+    job = new_job("killed")
+    assert job.run(*argv, "--kill-at", "10", save_every_n_steps=every).statuses == [-9]
+    again = job.run(*argv, save_every_n_steps=every).results[0]
+    assert again["started_at"] == every and exact(again) == exact(straight)
+
+
 def test_a_durable_checkpoint_is_left_alone_and_compared(new_job):
     argv = (*STEPS, "--durable-every", "10")
     job = new_job("mixed")

@@ -56,6 +56,19 @@ def test_what_a_kill_behind_the_last_step_has_left_out_is_done(job, straight, st
     assert job.versions() == []
 
 
+@pytest.mark.parametrize("kill", ["epoch", "train", "validation"])
+def test_what_a_kill_behind_the_last_epoch_has_left_out_is_done_and_memory_is_free(job, straight, kill):
+    argv = ("--steps", "-1", "--epochs", "2", "--schedule", "mean", "--validate-every", "16")
+    way = ("--kill-validation", "32") if kill == "validation" else ("--kill-behind", kill)
+    assert job.run(*argv, *way, save_every_n_steps=4).statuses == [-9]
+    again = job.run(*argv, save_every_n_steps=4)
+    assert again.statuses == [0] and again.results[0]["started_at"] == 32, again.log
+    found, expected = again.results[0], straight(*argv)[0]
+    assert exact(found) == exact(expected)
+    assert found["ended"] == expected["ended"][-2:] and found["files"] == expected["files"]
+    assert job.versions() == [] and "versions are kept" not in again.log
+
+
 def test_ranks_end_the_training_together(plain_job, straight):
     argv = ("--steps", "16", "--strategy", "fsdp")
     form = ("--library", str(plain_job.base), "--every", "4")

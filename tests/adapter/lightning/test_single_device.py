@@ -94,6 +94,33 @@ def test_a_loader_that_has_given_its_last_batch_gives_the_next_epoch_all_of_its_
     assert again["started_at"] == 16 and exact(again) == exact(straight(*argv)[0])
 
 
+@pytest.mark.parametrize("accumulate", ["1", "2"])
+def test_a_recipe_that_asks_for_the_length_of_the_training_keeps_its_place_in_the_data(job, straight, accumulate):
+    argv = (*EPOCHS, "--passes", "--schedule", "estimated", "--accumulate", accumulate)
+    assert job.run(*argv, "--kill-at", "11").statuses == [-9]
+    again = job.run(*argv).results[0]
+    assert again["started_at"] == 9 and exact(again) == exact(straight(*argv)[0])
+
+
+@pytest.mark.parametrize(
+    ("part", "end"),
+    [
+        (("--limit", "7", "--passes"), 7),
+        (("--limit", "0.25", "--passes"), 4),
+        (("--overfit", "3", "--passes"), 3),
+        # a loader that goes on where it is, whoever begins
+        (("--limit", "5"), 5),
+        (("--cycle", "--passes"), 16),
+    ],
+    ids=["limit", "fraction", "overfit", "goes on", "cycle"],
+)
+def test_the_epoch_after_a_resume_at_the_end_of_a_part_of_the_data_has_the_same_batches(job, straight, part, end):
+    argv = (*EPOCHS, *part)
+    assert job.run(*argv, "--kill-at", str(end + 1), save_every_n_steps=end).statuses == [-9]
+    again = job.run(*argv, save_every_n_steps=end).results[0]
+    assert again["started_at"] == end and exact(again) == exact(straight(*argv)[0])
+
+
 @pytest.mark.parametrize("schedule", ["epoch", "plateau"])
 def test_a_scheduler_that_counts_epochs_steps_once_in_the_epoch_of_the_resume(job, straight, schedule):
     argv = (*EPOCHS, "--schedule", schedule)
