@@ -7,6 +7,8 @@ SHELL := /bin/bash
 PYTHON := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Where it is set, each of the hundreds of processes that the tests start compiles what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 FRAMEWORKS := --ignore=tests/adapter
 

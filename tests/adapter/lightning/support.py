@@ -43,9 +43,7 @@ def environ(package: str, *, agent: bool, overlay: str = "", also: str = "") -> 
         need(OVERLAYS / name, "tools/envs/lightning.sh")
     paths = [*(OVERLAYS / name for name in chosen), ROOT]
     found = {name: value for name, value in os.environ.items() if not name.startswith("MLFLASHPOINT_")}
-    found.update(
-        PYTHONPATH=":".join(map(str, paths)), OMP_NUM_THREADS="1", RECIPE_PACKAGE=package, PYTHONDONTWRITEBYTECODE="1"
-    )
+    found.update(PYTHONPATH=":".join(map(str, paths)), OMP_NUM_THREADS="1", RECIPE_PACKAGE=package)
     if agent:
         found.update(MLFLASHPOINT_ENABLED="1", MLFLASHPOINT_JOB_ID="zygote", MLFLASHPOINT_LOG_LEVEL="DEBUG")
     return found

@@ -15,7 +15,7 @@ RECIPE = Path(__file__).with_name("recipe.py")
 def environ(*, agent: bool) -> dict[str, str]:
     support.need(ENV, "tools/envs/nemo.sh")
     found = {name: value for name, value in os.environ.items() if not name.startswith("MLFLASHPOINT_")}
-    found.update(PYTHONPATH=str(support.ROOT), OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
+    found.update(PYTHONPATH=str(support.ROOT), OMP_NUM_THREADS="1")
     if agent:
         found.update(MLFLASHPOINT_ENABLED="1", MLFLASHPOINT_JOB_ID="zygote", MLFLASHPOINT_LOG_LEVEL="DEBUG")
     return found
