@@ -141,9 +141,7 @@ class Custody:
             self._durable, self._since = protection.glimpse(path), 0
             self._append(Saved(path), own=False)
             return
-        last = Path(mark.last_durable)
-        links = step_folder(path, mark.depth) / protection.LINKS / inner(last, mark.depth)
-        self._durable = protection.seen(last, links) or protection.glimpse(last)
+        self._durable = protection.kept(path, Path(mark.last_durable), mark.depth)
         self._since = mark.since_durable
         self._append(Saved(path, mark.token, mark.depth), own=False)
 

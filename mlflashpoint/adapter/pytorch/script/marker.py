@@ -19,7 +19,7 @@ import pickle
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from mlflashpoint.adapter.pytorch.script.line import is_group
+from mlflashpoint.adapter.pytorch.script.line import depth_of, is_group
 
 MARKER = "mlflashpoint.json"
 METADATA = ".metadata"
@@ -50,6 +50,11 @@ class Marker:
     last_durable: str
     since_durable: int
     depth: int
+
+    def is_at_home(self, place: Path) -> bool:
+        """Whether ``place``, in which it was read, is where it was saved, so that what lies around it is known."""
+        own = depth_of(place, Path(self.last_durable), own=True)
+        return self.folder == str(place) and own == self.depth
 
 
 class _Refusal:

@@ -70,6 +70,11 @@ def glimpse(path: Path) -> Durable | None:
     return Durable(path, {marker.METADATA: state}, is_filled=False)
 
 
+def kept(folder: Path, last: Path, depth: int) -> Durable | None:
+    """The durable checkpoint ``last`` that ``folder`` protects, by its links or where it lies; None if it is gone."""
+    return seen(last, step_folder(folder, depth) / LINKS / inner(last, depth)) or glimpse(last)
+
+
 def protect(folder: Path, durable: Durable, depth: int, before: Path | None) -> None:
     """Have the files of ``durable`` beside ``folder`` as well, whole; raises OSError.
 

@@ -13,7 +13,7 @@ from collections.abc import Set
 from pathlib import Path
 
 from mlflashpoint.adapter.pytorch.script import marker, protection
-from mlflashpoint.adapter.pytorch.script.line import alike, depth_of, entries, inner, step_folder
+from mlflashpoint.adapter.pytorch.script.line import alike, entries, inner, step_folder
 
 log = logging.getLogger("mlflashpoint.adapter")
 
@@ -35,7 +35,7 @@ def retire(folder: Path, mark: marker.Marker, recoverable: Set[str], newer: Path
         the last durable checkpoint's folder, None if there is no such folder any more. Raises OSError.
     """
     durable = Path(mark.last_durable)
-    at_home = mark.folder == str(folder) and depth_of(folder, durable, own=True) == mark.depth
+    at_home = mark.is_at_home(folder)
     depth = mark.depth if at_home else 0
     lost = [path for path in alike(folder, depth) if _is_lost(path, mark, recoverable)] if at_home else [folder]
     if marker.identity(durable) is None:

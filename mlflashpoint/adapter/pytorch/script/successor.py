@@ -32,17 +32,15 @@ def make_folder(asked: Path, mark: marker.Marker, newest: Version) -> Path | Non
         beside the checkpoint ``asked``, or parts that are saved apart. Raises OSError.
     """
     path, depth = Path(newest.folder), mark.depth
-    durable = Path(mark.last_durable)
-    if newest.number <= mark.number or mark.folder != str(asked) or depth_of(asked, durable, own=True) != depth:
+    if newest.number <= mark.number or not mark.is_at_home(asked):
         return None
     if depth_of(path, asked, own=True) != depth or not goes_up(asked, path) or not _stands_alone(asked, depth):
         return None
     marks = [marker.read(other) for other in alike(asked, depth)]
     if marker.identity(path) is not None or newest.token in {found.token for found in marks if found is not None}:
         return None
-    kept = protection.seen(durable, step_folder(asked, depth) / protection.LINKS / inner(durable, depth))
-    kept = kept or protection.seen(durable)
-    if kept is None:
+    durable = protection.kept(asked, Path(mark.last_durable), depth)
+    if durable is None:
         return None
     told = dataclasses.replace(
         mark,
@@ -51,7 +49,7 @@ def make_folder(asked: Path, mark: marker.Marker, newest: Version) -> Path | Non
         token=newest.token,
         since_durable=mark.since_durable + newest.number - mark.number,
     )
-    folder.make(path, told, kept, asked)
+    folder.make(path, told, durable.filled(), asked)
     log.warning("the job had ended before the checkpoint %s, which memory has, got its folder: it has it now", path)
     return path
 
