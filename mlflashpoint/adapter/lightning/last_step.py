@@ -6,6 +6,7 @@ epoch and of the training, and with them the recipe's last durable checkpoint.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from mlflashpoint.adapter.lightning.kinds import diverted
 
 if TYPE_CHECKING:
     from mlflashpoint.adapter.lightning.found import FromMemory
+
+_log = logging.getLogger(__name__)
 
 #: what ModelCheckpoint knows by itself
 _ALWAYS_KNOWN = (None, "step", "epoch")
@@ -87,12 +90,6 @@ def is_reached(trainer: Any) -> bool:
     return bool(-1 != trainer.max_steps <= trainer.global_step)
 
 
-def makes_up(trainer: Any) -> bool:
-    """Whether an epoch whose last batch was saved, and that ends now, ends with all that comes behind that batch."""
-    # NeMo's own loop leaves out a validation that was due.
-    return not hasattr(trainer.fit_loop.epoch_loop, "skip_val_on_restart")
-
-
 def can_be_ended(trainer: Any, resumed: FromMemory) -> bool:
     """Whether the epoch of ``resumed`` can end as it would have ended; every rank may find another answer.
 
@@ -100,5 +97,9 @@ def can_be_ended(trainer: Any, resumed: FromMemory) -> bool:
     """
     if resumed.hook != "on_train_batch_end" or resumed.logged is None:
         return False
-    looks = [*trainer.callbacks, *trainer.lr_scheduler_configs]
-    return bool(resumed.logged["whole"]) or all(getattr(one, "monitor", None) in _ALWAYS_KNOWN for one in looks)
+    try:
+        looks = [*trainer.callbacks, *trainer.lr_scheduler_configs]
+        return bool(resumed.logged["whole"]) or all(getattr(one, "monitor", None) in _ALWAYS_KNOWN for one in looks)
+    except Exception as error:  # a release, or a recipe, that keeps its plans another way
+        _log.debug("whether the training can be ended can't be told: %s", error)
+        return False

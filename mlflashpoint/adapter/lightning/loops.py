@@ -36,7 +36,7 @@ def _count_the_batch(trainer: Any, loops: dict[str, Any]) -> None:
     for counters in (current, loops["epoch_loop.batch_progress"]["total"]):
         counters["completed"] += 1
     # A validation that is due now is made up for after the resume, and the loop counts the step after it; not by NeMo.
-    made_up = not hasattr(loop, "skip_val_on_restart") and loop._should_check_val_fx(trainer.fit_loop._data_fetcher)
+    made_up = makes_up(loop) and loop._should_check_val_fx(trainer.fit_loop._data_fetcher)
     if not made_up:
         loops["epoch_loop.state_dict"]["_batches_that_stepped"] += 1
 
@@ -52,6 +52,12 @@ def _count_the_epoch(progress: dict[str, Any]) -> None:
     for counters in (progress["current"], progress["total"]):
         counters["ready"] += 1
         counters["started"] += 1
+
+
+def makes_up(batches: Any) -> bool:
+    """Whether a loop of batches that was resumed behind the last one of an epoch makes the validation that was due."""
+    # NeMo's own loop, which has the attribute, leaves it out.
+    return not hasattr(batches, "skip_val_on_restart")
 
 
 def go_on(trainer: Any, *, whole: bool, last: bool = False) -> None:
@@ -73,7 +79,7 @@ def go_on(trainer: Any, *, whole: bool, last: bool = False) -> None:
     if later and not _go_back_behind_the_batch(loop, whole or last):
         return
     counted = False
-    if last and hasattr(batches, "skip_val_on_restart"):
+    if last and not makes_up(batches):
         # NeMo's own loop leaves a validation out that is made again by going on; here nothing else makes it.
         batches.skip_val_on_restart, counted = False, not later
     due = batches._should_check_val_fx(loop._data_fetcher)
@@ -122,8 +128,7 @@ def _step_plateaus(trainer: Any) -> None:
 
 
 def _no_batch_left(batches: Any) -> bool:
-    # NeMo's own loop, which has the attribute, makes up for no validation.
-    return not hasattr(batches, "skip_val_on_restart") and batches._num_ready_batches_reached()
+    return makes_up(batches) and bool(batches._num_ready_batches_reached())
 
 
 def end_epoch(trainer: Any) -> None:

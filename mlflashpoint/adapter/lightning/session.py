@@ -154,20 +154,13 @@ class FitSession:
         if self._at_last_step or self._ended:
             self._need.finished()
 
-    def _can_be_ended(self, trainer: Any, resumed: FromMemory) -> bool:
-        try:
-            return last_step.can_be_ended(trainer, resumed)
-        except Exception as error:  # a release, or a recipe, that keeps its plans another way
-            _log.debug("whether the training can be ended can't be told: %s", error)
-            return False
-
     def _is_last_step(self, trainer: Any) -> bool:
         """Whether this fit goes on from the last step of its training, and is to end it; one answer for all ranks."""
         resumed = self._resumed
         if self.closed or resumed is None or not last_step.is_reached(trainer):
             return False
         # Where a durable checkpoint has the step too, its end may have begun.
-        can = self._need.held is not None and self._can_be_ended(trainer, resumed)
+        can = self._need.held is not None and last_step.can_be_ended(trainer, resumed)
         self._at_last_step = self.runtime.agree("lightning/last-step", can)
         if self._at_last_step:
             _log.info("step %d is the last of the training: what comes behind it is done now", resumed.step)
@@ -186,9 +179,10 @@ class FitSession:
         self._in_resumed_epoch = self._resumed is not None
         resumed, self._resumed, self.found = self._resumed, None, None
         self._ended = False
-        self._can_end = resumed is not None and last_step.makes_up(trainer) and self._can_be_ended(trainer, resumed)
+        self._can_end = False
         tuners.allow(trainer)
         if resumed is not None:
+            self._can_end = loops.makes_up(trainer.fit_loop.epoch_loop) and last_step.can_be_ended(trainer, resumed)
             if resumed.logged is not None:
                 logged.restore(trainer, resumed.logged)
             whole = resumed.logged is not None and resumed.logged["whole"]
